@@ -65,9 +65,11 @@ func (s *rates) all(list []figure) {
 		u, err := f.compile()
 		require.NoError(s, err, f.name)
 		for _, p := range []*exec.Program{u.Forward, u.Backward} {
-			for in := range p.All() {
+			list := slices.Collect(p.All())
+			for _, in := range list {
 				s.measure(f.name, in)
 			}
+			s.pair(f.name, list)
 		}
 	}
 }
@@ -137,6 +139,14 @@ func figures(z size) []figure {
 		{"residual", []argument{value(rows, z.Dim), value(rows, z.Dim)},
 			func(in G.Nodes) (*G.Node, error) { return G.Add(in[0], in[1]) }},
 		{"swiglu", []argument{value(rows, 2*hidden)}, func(in G.Nodes) (*G.Node, error) { return op.SwiGLU(in[0], nil) }},
+		{"gelu and a product", []argument{value(rows, hidden), value(z.Dim, hidden)},
+			func(in G.Nodes) (*G.Node, error) {
+				y, err := op.GELUTanh(in[0])
+				if err != nil {
+					return nil, err
+				}
+				return op.Linear(y, in[1], nil)
+			}},
 		unary("gelu", op.GELU), unary("gelu tanh", op.GELUTanh), unary("relu", op.ReLU),
 		unary("dropout", func(x *G.Node) (*G.Node, error) { return op.Dropout(x, 0.1, 1) }),
 	}
@@ -257,16 +267,44 @@ func (s *rates) measure(name string, in exec.Instr) {
 	measured := in // which bind changes
 	call, free := s.bind(&in)
 	defer free()
-	p, err := s.engine.Assemble(slices.Values([]exec.Instr{in}), nil)
-	require.NoError(s, err, line)
-	defer func() { require.NoError(s, p.Free()) }()
-	scratch, err := s.dev.Alloc(max(p.Scratch, 1))
-	require.NoError(s, err, line)
-	defer func() { require.NoError(s, scratch.Free()) }()
-	call.Scratch = scratch.Addr()
-	took := s.time(line, func() error { return p.Run(s.stream, call) })
+	took := s.run(line, []exec.Instr{in}, call)
 	s.kernels.Add(&measured, took)
 	s.print(line, took, cost.Read+cost.Written, cost.FLOPs)
+}
+
+// pair prints what the gradients of a weight and of its bias take together, if they are in the list:
+// the product sums, where cuBLASLt can do so.
+func (s *rates) pair(name string, list []exec.Instr) {
+	at := func(kind exec.Kind) int {
+		return slices.IndexFunc(list, func(in exec.Instr) bool { return in.Op.Kind == kind })
+	}
+	w, b := at("linear dw"), at("linear db")
+	if w < 0 || b < 0 || s.quiet {
+		return
+	}
+	dw, db := list[w], list[b]
+	call, free := s.bind(&dw)
+	defer free()
+	bias, err := s.dev.Alloc(db.Out.Bytes)
+	require.NoError(s, err)
+	defer func() { require.NoError(s, bias.Free()) }()
+	call.GradParam = []uintptr{bias.Addr()}
+	db.In, db.Out.Space, db.Out.Index, db.Out.Offset = dw.In[:1], exec.SpaceGradParam, 0, 0
+	cost := dw.Cost()
+	took := s.run(name, []exec.Instr{dw, db}, call)
+	s.print(name+": linear dw and db", took, cost.Read+cost.Written, cost.FLOPs)
+}
+
+// run returns what a program of instructions takes, whose operands have memory.
+func (s *rates) run(name string, list []exec.Instr, call *gpu.Call) time.Duration {
+	p, err := s.engine.Assemble(slices.Values(list), nil)
+	require.NoError(s, err, name)
+	defer func() { require.NoError(s, p.Free()) }()
+	scratch, err := s.dev.Alloc(max(p.Scratch, 1))
+	require.NoError(s, err, name)
+	defer func() { require.NoError(s, scratch.Free()) }()
+	call.Scratch = scratch.Addr()
+	return s.time(name, func() error { return p.Run(s.stream, call) })
 }
 
 // print prints a line about something that took so long, unless s is quiet.
