@@ -329,11 +329,7 @@ func TestBFloat16Blocks(t *testing.T) {
 		want := p.gemm(&w)
 		require.Equal(t, p.roundedFrom(want), p.rounded(&w))
 		require.LessOrEqual(t, w.Bytes(), MostBytes[half.BFloat16, half.BFloat16]())
-		most := 3 << 20
-		if active.bf16.tiles {
-			most = 7 << 20
-		}
-		require.LessOrEqual(t, MostBytes[half.BFloat16, half.BFloat16](), most)
+		require.LessOrEqual(t, MostBytes[half.BFloat16, half.BFloat16](), 7<<20)
 	})
 }
 

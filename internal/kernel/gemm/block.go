@@ -264,6 +264,25 @@ func (x *product[T, P]) mustPackA() bool {
 	}
 }
 
+// mostWhole is the largest number of bytes that packWhole packs: 512 rows of 4,096 bfloat16, or
+// 4,096 of 512, and their gaps.
+const mostWhole = 9 << 19
+
+// packWhole packs all of A if otherwise every block of columns would pack it again. Its rows are then
+// read in place. Floats that lie across k are not packed here: that would cross them one by one.
+func (x *product[T, P]) packWhole() {
+	ld := x.depth(x.k) + rowGap
+	if !x.inPlace || x.k%x.pair != 0 || x.n <= x.width() || x.m*ld*int(unsafe.Sizeof(*new(P))) > mostWhole ||
+		!x.tiles && x.a.step != 1 || !x.mustPackA() {
+		return
+	}
+	whole := grow(&x.apack, x.m*ld)
+	for r := 0; r < x.m; r += x.atOnce() {
+		x.packRows(whole[r*ld:], r, min(r+x.atOnce(), x.m), 0, x.k)
+	}
+	x.a = view[T]{elements[T](whole), ld * x.pair / x.steps, 1}
+}
+
 // mustPackB decides whether B is packed. Packing also makes it safe to load a whole row of nr.
 func (x *product[T, P]) mustPackB() bool {
 	return !x.inPlace || x.pair > 1 || x.b.line != 1 || x.m > 4*x.mr

@@ -80,24 +80,6 @@ func (x *product[T, P]) mustPackRows() bool {
 	return a.step != 1 || a.line%2 != 0 || a.line*int(unsafe.Sizeof(*new(T)))%way == 0 && x.n > 4*x.nr
 }
 
-// mostWhole is the largest number of steps that packWhole packs, 4.5 MiB: 512 rows of 4,096 elements,
-// or 4,096 of 512, and their gaps.
-const mostWhole = 9 << 17
-
-// packWhole packs all of A if otherwise every block of columns would pack it again. Its rows are
-// then read in place.
-func (x *product[T, P]) packWhole() {
-	ld := x.depth(x.k) + rowGap
-	if !x.tiles || x.n <= x.width() || x.k%x.pair != 0 || x.m*ld > mostWhole || !x.mustPackRows() {
-		return
-	}
-	whole := grow(&x.apack, x.m*ld)
-	for r := 0; r < x.m; r += x.atOnce() {
-		x.packRows(whole[r*ld:], r, min(r+x.atOnce(), x.m), 0, x.k)
-	}
-	x.a = view[T]{elements[T](whole), ld * x.pair / x.steps, 1}
-}
-
 // If A has columns along k (crossed), stripsAtOnce strips are packed at once, pairsAtOnce pairs of all
 // their rows at a time, because neighbouring columns share cache lines and pages. L2 holds a block of
 // B, the packed strips for deepCrossed ranges of k, and the columns fetched for the next strips.

@@ -8,9 +8,9 @@ import (
 )
 
 // Workspace holds the packing buffers of one caller. The zero value is ready to use. The buffers
-// grow as products need them, up to a fixed maximum (1 MiB for each element type used, and 3 MiB
-// for results in bfloat16, 7 MiB with AMX), and are kept. A Workspace must not be used by two calls
-// at the same time, and must not be copied after use.
+// grow as products need them, up to a fixed maximum (5.5 MiB for each element type used, and 7 MiB
+// for results in bfloat16), and are kept. A Workspace must not be used by two calls at the same
+// time, and must not be copied after use.
 type Workspace struct {
 	f32 buffers[float32]
 	f64 buffers[float64]
@@ -51,8 +51,10 @@ func MostBytes[T, C Element]() int {
 func (e *engine[T, P]) mostBytes(rounds bool) int {
 	k := e.depth(e.kc)
 	rows, scratch, groups := e.strip()*k, 0, 1
+	if e.inPlace {
+		rows = max(rows, mostWhole/int(unsafe.Sizeof(*new(P))))
+	}
 	if e.tiles {
-		rows = mostWhole
 		scratch = e.mr*e.nr + pairsAtOnce*stripsAtOnce*e.mr
 	}
 	if rounds {
