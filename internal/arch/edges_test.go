@@ -26,7 +26,7 @@ var edges = map[string]string{
 	"internal/checksum":              "",
 	"internal/text":                  "",
 	"internal/device":                "",
-	"internal/gpu":                   "gorgonia internal/arena internal/blaslt internal/device internal/exec internal/gpu/kernels internal/kernel internal/kernel/vec internal/ops",
+	"internal/gpu":                   "gorgonia internal/arena internal/blaslt internal/device internal/exec internal/gpu/kernels internal/half internal/kernel internal/kernel/vec internal/ops",
 	"internal/gpu/gputest":           "gorgonia internal/blaslt internal/device internal/exec internal/gpu internal/gpudouble internal/half internal/kernel",
 	"internal/gpu/kernels":           "",
 	"internal/gpu/kernels/nvrtc":     "",

@@ -33,6 +33,7 @@ type attention struct {
 	documents        any            // see attention.h: an address, or null
 	rest             []exec.Operand // arguments of a gradient: packed, dy
 	columns          int            // of a head, for kernels with tensor cores; 0 for the kernels of any size
+	hopper           bool           // these are by wgmma
 }
 
 func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *attention, err error) {
@@ -61,7 +62,14 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *a
 		a.bias, args = operandAddress(args[0]), args[1:]
 	}
 	a.rest, args = args[:rest], args[rest:]
-	a.columns, b.slow = a.padded(b.kind)
+	if a.columns, b.slow = a.padded(b.kind); a.columns > 0 && b.engine.Hopper {
+		if a.hopper, err = b.engine.wgmma(a.columns); err != nil {
+			return nil, err
+		}
+		if !a.hopper {
+			b.slow = "attention by mma.sync, because wgmma has other results on this GPU"
+		}
+	}
 	if n := len(args) - 1; a.Packed {
 		tokens, documents := a.batch*a.tk, b.temp(a.batch*a.tk*8)
 		a.documents = documents
@@ -124,9 +132,11 @@ func (b *builder) warps(kernel string, n int, args ...any) error {
 
 // block returns the family of the kernel with tensor cores for an operation, without the number of
 // columns, and the bytes of a block's shared memory. See flash.h and hopper.h.
-func (b *builder) block(operation string, columns int) (family string, shared int) {
+func block(operation string, columns int, hopper bool) (family string, shared int) {
 	row := 2 * columns
-	switch hopper := b.engine.Hopper; {
+	switch {
+	case operation == "delta":
+		return "flash", 0
 	case operation == "dbias":
 		return "flash", 2 * (128 + 64) * row
 	case operation == "forward" && hopper:
@@ -141,17 +151,12 @@ func (b *builder) block(operation string, columns int) (family string, shared in
 
 // flash launches a kernel with tensor cores. A block processes 128 rows of a head.
 func (b *builder) flash(a *attention, operation string, grid [3]int, args ...any) error {
-	family, shared := b.block(operation, a.columns)
-	name := fmt.Sprintf("%s%d_%s", family, a.columns, operation)
-	f, err := b.engine.Function(name)
-	if err == nil && f != nil {
-		err = f.SetShared(shared)
-	}
-	if err != nil {
+	family, shared := block(operation, a.columns, a.hopper)
+	if _, err := b.engine.attentionFunction(family, operation, a.columns, shared); err != nil {
 		return err
 	}
 	args = append(append(args, 1/a.Scale), a.shape()...)
-	return b.launch(name, grid, [3]int{256, 1, 1}, shared, args...)
+	return b.launch(fmt.Sprintf("%s%d_%s", family, a.columns, operation), grid, [3]int{256, 1, 1}, shared, args...)
 }
 
 func attentionForward(joined, biased bool) lowering {

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/gpu"
 	"github.com/gofsdp/gofsdp/internal/gpu/gputest"
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
@@ -215,6 +216,29 @@ func TestFlashAttention(t *testing.T) {
 	if m.CUDA != nil {
 		require.Positive(t, m.CUDA.Calls("cuFuncSetAttribute"), "they need more shared memory than others")
 	}
+}
+
+// TestWgmmaThatDisagrees checks that attention does not use wgmma on a device where its results differ
+// from mma.sync, and that the reason is told.
+func TestWgmmaThatDisagrees(t *testing.T) {
+	m := gputest.New(t)
+	m.Engine.Hopper = m.CUDA != nil || m.Engine.Hopper
+	if !m.Engine.Hopper {
+		return // another GPU
+	}
+	reason := func() string {
+		u := &use{t, m, tensor.Float32, true, 1.0 / 64, G.NewGraph(), rand.New(rand.NewPCG(1, 2))}
+		a := attention{Attention: ops.Attention{Heads: 1, KVHeads: 1}, batch: 1, d: 8, tq: 3, tk: 5}
+		in, last := a.args(u)
+		y, _, _ := a.forward(u, device(u), in, last)
+		instr, _ := u.instr(y, nil, exec.Form{Half: true, Tail: a.tq}, in)
+		return m.Engine.Slow(&instr)
+	}
+	require.Empty(t, reason())
+	gpu.NothingAgrees(t)
+	require.Empty(t, reason(), "compared once")
+	m = gputest.New(t)
+	require.Equal(t, "attention by mma.sync, because wgmma has other results on this GPU", reason())
 }
 
 // TestAttentionElsewhere checks that other devices do not load kernels for compute capability 9.0.

@@ -50,13 +50,14 @@ func lower(k exec.Kind) lowering {
 // Supports reports whether there are kernels for a kind of operation.
 func Supports(k exec.Kind) bool { return lower(k) != nil }
 
-// Slow returns why the kernels of an instruction are slow, or "". Only attention has slow kernels,
-// with a warp for each row, for values that its kernels with tensor cores do not support.
-func Slow(in *exec.Instr) string {
+// Slow returns why the kernels of an instruction are slow, or "". Only attention has slow kernels:
+// with a warp for each row, for values that its kernels with tensor cores do not support, or by
+// mma.sync on a device whose wgmma has failed the comparison of a program compiled before.
+func (e *Engine) Slow(in *exec.Instr) string {
 	if attentionKinds[in.Op.Kind] == nil {
 		return ""
 	}
-	b := &builder{Program: &Program{engine: new(Engine)}}
+	b := &builder{Program: &Program{engine: &Engine{Hopper: e.Hopper, agrees: e.agrees}}}
 	if err := b.add(in); err != nil { // Compile returns it
 		return ""
 	}

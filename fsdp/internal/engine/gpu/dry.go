@@ -41,7 +41,7 @@ func (d *dry) Work(p *exec.Program) (int, error) {
 }
 
 // Slow implements engine.Device.
-func (d *dry) Slow(in *exec.Instr) string { return compute.Slow(in) }
+func (d *dry) Slow(in *exec.Instr) string { return new(compute.Engine).Slow(in) }
 
 // Prepare implements engine.Device. The order of the streams is not part of a plan.
 func (d *dry) Prepare(c *engine.Compiled) (any, error) { return newWriter(c, false, false).script, nil }

@@ -8,7 +8,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
-	compute "github.com/gofsdp/gofsdp/internal/gpu"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -253,7 +252,7 @@ func (d *Device) Work(p *exec.Program) (int, error) {
 }
 
 // Slow implements engine.Device.
-func (d *Device) Slow(in *exec.Instr) string { return compute.Slow(in) }
+func (d *Device) Slow(in *exec.Instr) string { return d.engine.Slow(in) }
 
 // withScratch returns the bytes that a run of a program takes, including scratch memory of its
 // kernels.
