@@ -20,9 +20,10 @@ import (
 //	defer stop()
 //
 // A rank ends alone only if the others call [Reconnect]. Otherwise fsdp's Sharded.Any shares the
-// interruption of one rank with the others, so that all save after the same step. A second SIGINT or SIGTERM ends the process at once. Other
-// signals never do: a terminal that closes sends several SIGHUPs, and a notice comes before SIGTERM.
-// A SIGINT or SIGHUP that was ignored when the process started, as under nohup, stays ignored.
+// interruption of one rank with the others, so that all save after the same step. A second SIGINT
+// or SIGTERM ends the process at once. Other signals never do: a terminal that closes sends several
+// SIGHUPs, and a notice comes before SIGTERM. A SIGINT or SIGHUP that was ignored when the process
+// started, as under nohup, stays ignored.
 //
 // After stop, signals have their usual effect.
 func Interrupt(ctx context.Context, others ...os.Signal) (interrupt context.Context, stop context.CancelFunc) {

@@ -71,8 +71,8 @@ func TestReconnect(t *testing.T) {
 	})
 }
 
-// TestReconnectPlanned lets three of five ranks leave after a step, rank 0 included, and then one of
-// the other two. Their hosts do not answer any more. The others continue at once, without a
+// TestReconnectPlanned lets three of five ranks leave after a step, rank 0 included, and then one
+// of the other two. Their hosts do not answer any more. The others continue at once, without a
 // majority.
 func TestReconnectPlanned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

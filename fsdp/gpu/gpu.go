@@ -12,10 +12,10 @@
 // # Requirements
 //
 // To build a program it only needs cgo and Linux. Open loads the driver (libcuda.so.1, 520 or
-// later, and 525 on compute capability 9.0). Wrap loads cuBLASLt, and NCCL if there are several ranks: both are in a CUDA installation
-// and in the wheels of PyTorch. If a library is missing, the error lists the files that were tried,
-// and the variables that may name the files. The GPU must be an A100 or later (compute capability
-// 8.0).
+// later, and 525 on compute capability 9.0). Wrap loads cuBLASLt, and NCCL if there are several
+// ranks: both are in a CUDA installation and in the wheels of PyTorch. If a library is missing, the
+// error lists the files that were tried, and the variables that may name the files. The GPU must be
+// an A100 or later (compute capability 8.0).
 //
 // # Guarantees
 //

@@ -70,8 +70,8 @@ func (x *Product) spans() (a, b, d int) {
 	return ra*x.LDA + last*x.StrideA, rb*x.LDB + last*x.StrideB, x.Rows*x.LDD + last*x.StrideD
 }
 
-// reference computes a product, to d. c may be d, or nil. vector is the bias, or becomes the sums. gelu
-// has the argument of GELU, in the layout of d.
+// reference computes a product, to d. c may be d, or nil. vector is the bias, or becomes the sums.
+// gelu has the argument of GELU, in the layout of d.
 func (x *Product) reference(d, a, b, c, vector, gelu []float64) {
 	at := func(m []float64, trans bool, ld, i, j int) float64 {
 		if trans {

@@ -218,8 +218,8 @@ func TestFlashAttention(t *testing.T) {
 	}
 }
 
-// TestWgmmaThatDisagrees checks that attention does not use wgmma on a device where its results differ
-// from mma.sync, and that the reason is told.
+// TestWgmmaThatDisagrees checks that attention does not use wgmma on a device where its results
+// differ from mma.sync, and that the reason is told.
 func TestWgmmaThatDisagrees(t *testing.T) {
 	m := gputest.New(t)
 	m.Engine.Hopper = m.CUDA != nil || m.Engine.Hopper
@@ -259,7 +259,8 @@ func TestAttentionElsewhere(t *testing.T) {
 	}
 }
 
-// TestWindowOnBothSides: the kernels have windows of causal attention only, and no program is made of others.
+// TestWindowOnBothSides: the kernels have windows of causal attention only, and no program is made
+// of others.
 func TestWindowOnBothSides(t *testing.T) {
 	m := gputest.New(t)
 	u := &use{T: t, Machine: m, dtype: tensor.Float32, rand: rand.New(rand.NewPCG(1, 2))}

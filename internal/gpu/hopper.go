@@ -11,10 +11,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// wgmma reports whether attention with heads of up to 64 or 128 columns uses the kernels for compute
-// capability 9.0. The device executes them once beside the kernels by mma.sync, on the same numbers:
-// if a result differs by more than rounding, attention uses the kernels by mma.sync. Without a device
-// nothing is compared.
+// wgmma reports whether attention with heads of up to 64 or 128 columns uses the kernels for
+// compute capability 9.0. The device executes them once beside the kernels by mma.sync, on the same
+// numbers: if a result differs by more than rounding, attention uses the kernels by mma.sync.
+// Without a device nothing is compared.
 func (e *Engine) wgmma(columns int) (bool, error) {
 	agree, known := e.agrees[columns]
 	if !e.Hopper || known || e.dev == nil {
@@ -84,7 +84,8 @@ func (e *Engine) compare(columns int) (agree bool, err error) {
 	return true, nil
 }
 
-// runCompared runs the kernels of a family, which read the arguments at in, and write their results to out.
+// runCompared runs the kernels of a family, which read the arguments at in, and write their results
+// to out.
 func (e *Engine) runCompared(columns int, hopper bool, in, out uintptr) error {
 	size := uintptr(2 * comparedRows * columns)
 	q, k, v, dout := in, in+size, in+2*size, in+3*size
@@ -111,7 +112,8 @@ func (e *Engine) launchCompared(operation string, columns int, hopper bool, grid
 	return f.Launch(e.upload, grid, [3]int{256, 1, 1}, shared, args...)
 }
 
-// attentionFunction returns a kernel with tensor cores that may use shared bytes, or nil without a device.
+// attentionFunction returns a kernel with tensor cores that may use shared bytes, or nil without a
+// device.
 func (e *Engine) attentionFunction(family, operation string, columns, shared int) (f *device.Function, err error) {
 	if f, err = e.Function(fmt.Sprintf("%s%d_%s", family, columns, operation)); err == nil && f != nil {
 		err = f.SetShared(shared)

@@ -100,8 +100,8 @@ func linearGradW(b *builder, in *exec.Instr) error {
 	return b.gradientW(in, nil)
 }
 
-// gradientW adds the gradient of a weight. The sums of the columns of dy are written to sums, unless
-// it is nil.
+// gradientW adds the gradient of a weight. The sums of the columns of dy are written to sums,
+// unless it is nil.
 func (b *builder) gradientW(in *exec.Instr, sums *address) error {
 	n, cols, out := linearDims(in.Op)
 	return b.product(blaslt.Product{Out: b.result(in), Rows: out, Cols: cols, Depth: n, TransA: true},
@@ -137,8 +137,8 @@ func issue(steps []step, s *device.Stream, r *run) error {
 	return nil
 }
 
-// gradientPair adds the gradient of a weight together with db, the gradient of the bias. The product
-// only writes sums: they are in scratch memory first if db is added to or not aligned.
+// gradientPair adds the gradient of a weight together with db, the gradient of the bias. The
+// product only writes sums: they are in scratch memory first if db is added to or not aligned.
 func (b *builder) gradientPair(in, db *exec.Instr) (err error) {
 	g := new(joint)
 	g.apart, err = b.collect(func() error {
@@ -172,8 +172,9 @@ func (b *builder) gradientPair(in, db *exec.Instr) (err error) {
 }
 
 // pairs returns the instructions for the gradients of biases that are computed with the gradient of
-// a weight, by the instruction for that one, and as a set. Both read the same dy. The gradient of the
-// bias is a gradient of a parameter, which may be written at the place of the other instruction.
+// a weight, by the instruction for that one, and as a set. Both read the same dy. The gradient of
+// the bias is a gradient of a parameter, which may be written at the place of the other
+// instruction.
 func pairs(list []exec.Instr) (biases map[*exec.Instr]*exec.Instr, merged map[*exec.Instr]bool) {
 	biases, merged = make(map[*exec.Instr]*exec.Instr), make(map[*exec.Instr]bool)
 	for j := range list {

@@ -52,8 +52,8 @@ func TestLinear(t *testing.T) {
 	})
 }
 
-// TestGradientsOfWeightAndBias are one product, in either order. Nothing else is launched unless the
-// gradient of the bias is added.
+// TestGradientsOfWeightAndBias are one product, in either order. Nothing else is launched unless
+// the gradient of the bias is added.
 func TestGradientsOfWeightAndBias(t *testing.T) {
 	property(t, func(rt *rapid.T, u *use) {
 		n, in, out := extent(rt, "n"), extent(rt, "in"), extent(rt, "out")
@@ -91,7 +91,8 @@ func (u *use) calls() (products, launches int) {
 	return u.CUBLASLT.Calls("cublasLtMatmul"), u.CUDA.Calls("cuLaunchKernel")
 }
 
-// gradients returns the instructions for the gradients of the weight and the bias of a linear layer.
+// gradients returns the instructions for the gradients of the weight and the bias of a linear
+// layer.
 func (u *use) gradients(n, in, out int) ([]exec.Instr, []*exec.Frame) {
 	u.Helper()
 	x, w, bias := u.node(n, in), u.node(out, in), u.node(out)
@@ -103,8 +104,8 @@ func (u *use) gradients(n, in, out int) ([]exec.Instr, []*exec.Frame) {
 	return []exec.Instr{dw, db}, []*exec.Frame{dwFrame, dbFrame}
 }
 
-// TestProductOfGELU: the product is multiplied by the slope in it, or by another kernel where it cannot
-// be. Both round once or twice, but nothing else differs.
+// TestProductOfGELU: the product multiplies by the slope and rounds once, or another kernel
+// multiplies and rounds again.
 func TestProductOfGELU(t *testing.T) {
 	property(t, func(rt *rapid.T, u *use) {
 		u.Engine.SlopesInProducts = rapid.Bool().Draw(rt, "in products")
@@ -119,8 +120,8 @@ func TestProductOfGELU(t *testing.T) {
 	})
 }
 
-// TestSlopesWithoutAlgorithm: a product in bfloat16 multiplies by the slope of GELU, and a kernel does
-// where cuBLASLt has no algorithm for it.
+// TestSlopesWithoutAlgorithm: a product in bfloat16 multiplies by the slope of GELU, and a kernel
+// does where cuBLASLt has no algorithm for it.
 func TestSlopesWithoutAlgorithm(t *testing.T) {
 	for _, able := range []bool{true, false} {
 		m := gputest.New(t)
@@ -143,8 +144,8 @@ func TestSlopesWithoutAlgorithm(t *testing.T) {
 	}
 }
 
-// TestSumsWithoutAlgorithm: where cuBLASLt has no algorithm for sums beside a product, a kernel computes
-// them.
+// TestSumsWithoutAlgorithm: where cuBLASLt has no algorithm for sums beside a product, a kernel
+// computes them.
 func TestSumsWithoutAlgorithm(t *testing.T) {
 	m := gputest.New(t)
 	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}

@@ -10,9 +10,10 @@
 //
 // Kernels are PTX text, the same text that a GPU gets. A machine executes it (folder ptx). It
 // supports the PTX that compilers generate from CUDA C++ for compute capability 8.0, and wgmma of
-// 9.0a. It refuses other text when it is loaded. It checks addresses, alignment, barriers, the use of
-// wgmma, and by default races of warps in shared memory and reads of unwritten memory. An error of a kernel is reported as a
-// misuse, with the kernel, block, thread and statement, and is a fault of the context:
+// 9.0a. It refuses other text when it is loaded. It checks addresses, alignment, barriers, the use
+// of wgmma, and by default races of warps in shared memory and reads of unwritten memory. An error
+// of a kernel is reported as a misuse, with the kernel, block, thread and statement, and is a fault
+// of the context:
 //
 //	cuda.Reversed(t, run)                 // blocks and warps in the other order: the same bits?
 //	cuda.Checks(t, 0)                     // without checks, for speed

@@ -27,8 +27,8 @@ func LinearGradX[T Element](c *Context, dx, dy, w []T, n, in, out int) {
 	multiply(c, false, false, dx, dy, w, n, in, out, 0, nil)
 }
 
-// LinearGradXAdd adds dy·W to dx, for the shapes of [LinearGradX]. If dy and w are bfloat16, dx may be
-// float32.
+// LinearGradXAdd adds dy·W to dx, for the shapes of [LinearGradX]. If dy and w are bfloat16, dx may
+// be float32.
 func LinearGradXAdd[T, X Element](c *Context, dx []X, dy, w []T, n, in, out int) {
 	checkLinear("LinearGradXAdd", len(dy), len(dx), len(w), n, in, out)
 	multiply(c, false, false, dx, dy, w, n, in, out, 1, nil)

@@ -56,8 +56,8 @@ func (s *shared) Failed(err error) {
 	s.alarm.Ring()
 }
 
-// Left implements [session.Member]: collectives that all ranks have issued are ready, and complete without
-// the rank that has left.
+// Left implements [session.Member]: collectives that all ranks have issued are ready, and complete
+// without the rank that has left.
 func (s *shared) Left(rank int, _ uint64) {
 	s.enter(&transport.RankError{Group: s.Name(), Rank: rank, Err: transport.ErrClosed})
 }

@@ -25,8 +25,8 @@ import (
 // would. Half of the killed ranks are replaced by a process on another host, and other processes
 // come in addition. Ranks also leave after a step, as planned. In some jobs the ranks wait for
 // processes that replace lost ones, and in some they also connect again after each 20 steps, to let
-// others in. In some jobs all addresses are loopback, as on one host, which is never cut. These must
-// hold, whatever is lost, and whenever:
+// others in. In some jobs all addresses are loopback, as on one host, which is never cut. These
+// must hold, whatever is lost, and whenever:
 //
 //   - no rank hangs
 //   - after each step, the state of a rank has the bits of a job that is not disturbed

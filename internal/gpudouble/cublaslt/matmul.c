@@ -56,7 +56,8 @@ static double tf32(double x) {
   return isfinite(x) ? f : x;
 }
 
-// unfold returns the rows of a matrix, or its columns, as rows without gaps. It rounds them for compute.
+// unfold returns the rows of a matrix, or its columns, as rows without gaps. It rounds them for
+// compute.
 static double *unfold(const char *p, const struct object *l, int slice, int columns, int compute) {
   uint64_t n = columns ? l->cols : l->rows, k = columns ? l->rows : l->cols;
   double *x = malloc(n * k * sizeof *x);

@@ -10,8 +10,8 @@
 //
 // Products of wgmma happen as late as they may, too. Errors are: registers written since the last
 // wgmma.fence, operands or accumulators that change before the wait, shared memory without a
-// fence.proxy.async since it was written (with PTX_RACES or PTX_UNSET), descriptors without a swizzle of
-// 128 bytes, and warps of a warpgroup that execute different products.
+// fence.proxy.async since it was written (with PTX_RACES or PTX_UNSET), descriptors without a
+// swizzle of 128 bytes, and warps of a warpgroup that execute different products.
 //
 // It does not see races in global memory, nor between lanes of one warp. Approximate instructions
 // are as exact as the C library, and mma sums in float64: results are near those of a GPU, not

@@ -333,8 +333,8 @@ func TestBFloat16Blocks(t *testing.T) {
 	})
 }
 
-// TestBFloat16Whole takes A that tiles pack once for two blocks of columns: with columns along k, and
-// with rows that share sets of a cache.
+// TestBFloat16Whole takes A that tiles pack once for two blocks of columns: with columns along k,
+// and with rows that share sets of a cache.
 func TestBFloat16Whole(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		if !active.bf16.tiles {

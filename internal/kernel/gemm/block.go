@@ -268,8 +268,9 @@ func (x *product[T, P]) mustPackA() bool {
 // 4,096 of 512, and their gaps.
 const mostWhole = 9 << 19
 
-// packWhole packs all of A if otherwise every block of columns would pack it again. Its rows are then
-// read in place. Floats that lie across k are not packed here: that would cross them one by one.
+// packWhole packs all of A if otherwise every block of columns would pack it again. Its rows are
+// then read in place. Floats whose rows run across k are packed by each block: only tiles have a
+// routine that turns them.
 func (x *product[T, P]) packWhole() {
 	ld := x.depth(x.k) + rowGap
 	if !x.inPlace || x.k%x.pair != 0 || x.n <= x.width() || x.m*ld*int(unsafe.Sizeof(*new(P))) > mostWhole ||

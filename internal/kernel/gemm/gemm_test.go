@@ -362,8 +362,8 @@ func TestFloat32Rounded(t *testing.T) {
 	})
 }
 
-// TestPackedWhole takes A whose rows share a cache set through two blocks of columns, for which it is
-// packed once, and expects the bits of A in place.
+// TestPackedWhole takes A whose rows share a cache set through two blocks of columns, for which it
+// is packed once, and expects the bits of A in place.
 func TestPackedWhole(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		p := newProblem[float32](false, true, 2*active.f32.mr+3, active.f32.nc+1, 30, 1024-30, 1, 0, 1)

@@ -85,7 +85,8 @@ func (p *Process) Stacks() string {
 	return p.Stderr.String()
 }
 
-// Head keeps the beginning of a child's standard error: a panic, or the stacks of a child that hangs.
+// Head keeps the beginning of a child's standard error: a panic, or the stacks of a child that
+// hangs.
 type Head struct {
 	mu   sync.Mutex
 	text []byte

@@ -28,8 +28,9 @@ import (
 // TestRates measures, in bfloat16, what the kernels of operations and of their gradients take at
 // the sizes of a model, and what that makes of the device: bytes that must be read and written, and
 // operations of arithmetic, by the time between two events around some runs. Inputs are random. It
-// also measures the work on shards, see shards_test.go. With -cluster it measures smaller sizes too,
-// which separate the fixed time of a kernel from its time per byte, and writes a file for fsdpplan.
+// also measures the work on shards, see shards_test.go. With -cluster it measures smaller sizes
+// too, which separate the fixed time of a kernel from its time per byte, and writes a file for
+// fsdpplan.
 func TestRates(t *testing.T) {
 	dev, err := nccl.OpenDevice(0)
 	require.NoError(t, err)
@@ -272,8 +273,8 @@ func (s *rates) measure(name string, in exec.Instr) {
 	s.print(line, took, cost.Read+cost.Written, cost.FLOPs)
 }
 
-// pair prints what the gradients of a weight and of its bias take together, if they are in the list:
-// the product sums, where cuBLASLt can do so.
+// pair prints what the gradients of a weight and of its bias take together, if they are in the
+// list: the product sums, where cuBLASLt can do so.
 func (s *rates) pair(name string, list []exec.Instr) {
 	at := func(kind exec.Kind) int {
 		return slices.IndexFunc(list, func(in exec.Instr) bool { return in.Op.Kind == kind })

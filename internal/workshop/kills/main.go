@@ -7,11 +7,11 @@
 //	go -C internal/workshop run ./kills -only 17      one training again
 //
 // Ranks are processes, 2 to 8, over TCP or shared memory. A training has up to three kills, each in
-// a part of a step or in the recovery from the kill before. A rank and the rank that has the copy of
-// its share are not killed together. A new process takes the place of a killed one, or two
+// a part of a step or in the recovery from the kill before. A rank and the rank that has the copy
+// of its share are not killed together. A new process takes the place of a killed one, or two
 // processes wait for that, or none: then a smaller group continues. If its number does not divide
-// the virtual ranks, a lower number of ranks trains, and the others wait. In some trainings with new
-// processes, passes are held or ranks have different numbers of batches.
+// the virtual ranks, a lower number of ranks trains, and the others wait. In some trainings with
+// new processes, passes are held or ranks have different numbers of batches.
 //
 // The time without progress begins when a rank is killed. It ends when all ranks of the next group
 // have the state of the last step. Some trainings run once more with a checkpoint in files, from

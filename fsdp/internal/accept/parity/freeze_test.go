@@ -32,8 +32,8 @@ var someFrozen = []func(string) bool{
 	func(name string) bool { return len(withBias(name))%3 == 0 },
 }
 
-// withBias returns the name of a parameter, or of the weight for its bias where one product computes
-// the gradients of both: there a bias is frozen if its weight is.
+// withBias returns the name of a parameter, or of the weight for its bias where one product
+// computes the gradients of both: there a bias is frozen if its weight is.
 func withBias(name string) string {
 	if layer, bias := strings.CutSuffix(name, ".bias"); bias && !kit.Meets(kit.BiasAlone) {
 		return layer + ".weight"

@@ -8,12 +8,13 @@
 //	go generate ./internal/gpu/kernels
 //
 // It must be the library of CUDA 11.8: a driver accepts text of its own version and of older ones.
-// The text of 11.8 has version 7.8, which every driver since 520 accepts. Sources named hopper*.cu are
-// for compute capability 9.0 alone. They need the library of CUDA 12.0, nvidia-cuda-nvrtc-cu12==12.0.140
-// with libnvrtc.so.12: the first that compiles for 9.0a. Drivers since 525 accept its version 8.0.
+// The text of 11.8 has version 7.8, which every driver since 520 accepts. Sources named hopper*.cu
+// are for compute capability 9.0 alone. They need the library of CUDA 12.0,
+// nvidia-cuda-nvrtc-cu12==12.0.140 with libnvrtc.so.12: the first that compiles for 9.0a. Drivers
+// since 525 accept its version 8.0.
 //
-// Each text carries the hash of its sources. The command writes the texts of the library's version and
-// compares the hashes of the others: text whose hash differs is an error.
+// Each text carries the hash of its sources. The command writes the texts of the library's version
+// and compares the hashes of the others: text whose hash differs is an error.
 package main
 
 import (
