@@ -257,7 +257,7 @@ func (n *Node) propose(p *proposal) {
 
 // visit awaits member i, and watches it then.
 func (p *proposal) visit(ctx context.Context, i int) {
-	for begin := p.begin; ctx.Err() == nil; begin = time.Now().Add(-silence) {
+	for begin := p.begin; ctx.Err() == nil; {
 		r, err := p.persist(ctx, p.now.Members[i], request{What: askAwait, Number: p.number}, begin, func(r reply) error {
 			p.set(i, standing{err: errAbsent}, r.Joining)
 			return nil
@@ -267,10 +267,15 @@ func (p *proposal) visit(ctx context.Context, i int) {
 			return
 		case err == nil: // and from now on it must live
 			p.set(i, standing{waits: true}, r.Joining)
-			_, err = p.persist(ctx, p.now.Members[i], request{What: askFollow, Number: p.number}, time.Now(), func(r reply) error {
+			_, _, err = p.try(ctx, p.now.Members[i], request{What: askFollow, Number: p.number}, func(r reply) error {
 				p.set(i, standing{waits: true}, r.Joining)
 				return nil
 			})
+			if err != nil && ctx.Err() == nil && !ended(err) {
+				p.set(i, standing{err: errAbsent}, nil) // until it answers again: it may have been killed
+				begin = time.Now()
+				continue
+			}
 		}
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -286,6 +291,7 @@ func (p *proposal) visit(ctx context.Context, i int) {
 		case <-ctx.Done():
 		}
 		timer.Stop()
+		begin = time.Now().Add(-silence)
 	}
 }
 

@@ -353,25 +353,31 @@ func (m Member) certain() bool {
 	return err == nil && addr.Addr().Unmap().IsLoopback()
 }
 
+// try calls until the process departs, and reports whether ctx or beats have stopped it.
+func (n *Node) try(ctx context.Context, to Member, q request, beats func(reply) error) (r reply, stopped bool, err error) {
+	calling, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(n.life(to.ID), func() { cancel(errDeparted) })()
+	r, err = n.call(calling, to, q, func(r reply) {
+		if err := beats(r); err != nil {
+			cancel(err)
+		}
+	})
+	stopped = calling.Err() != nil
+	if errors.Is(context.Cause(calling), errDeparted) {
+		r, err = reply{}, errDeparted
+	}
+	return r, stopped, err
+}
+
 // persist calls until there is a reply, the process has ended, or it is silent for too long,
 // counted from since. beats is as for call.
 func (n *Node) persist(ctx context.Context, to Member, q request, since time.Time, beats func(reply) error) (reply, error) {
-	life := n.life(to.ID)
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		calling, cancel := context.WithCancelCause(ctx)
-		stop := context.AfterFunc(life, func() { cancel(errDeparted) })
-		r, err := n.call(calling, to, q, func(r reply) {
+		r, stopped, err := n.try(ctx, to, q, func(r reply) error {
 			since, pause = time.Now(), 50*time.Millisecond
-			if err := beats(r); err != nil {
-				cancel(err)
-			}
+			return beats(r)
 		})
-		stopped := calling.Err() != nil
-		if errors.Is(context.Cause(calling), errDeparted) {
-			r, err = reply{}, errDeparted
-		}
-		stop()
-		cancel(nil)
 		if err == nil || stopped || ended(err) || time.Since(since) >= silence {
 			return r, err
 		}

@@ -9,11 +9,15 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/simnet"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -107,6 +111,44 @@ func open(t *testing.T, size int, replace time.Duration) (nodes []*Node, m Membe
 		n.Begin(m)
 	}
 	return nodes, m
+}
+
+// TestKilledWhileItWaits kills a process that waits, 10 ms before the last one waits, too. It is in no
+// membership then, though its death is certain only when its address has refused a connection.
+func TestKilledWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond})
+		var hosts []*simnet.Host
+		var nodes []*Node
+		var m Membership
+		for r := range 4 {
+			ip := fmt.Sprint("127.0.0.", 10+r)
+			hosts = append(hosts, network.Host(ip))
+			n, err := Open(store.WithNetwork(t.Context(), hosts[r]), Config{
+				Rank: r, Job: t.Name(), Secret: []byte("known to this test only"), Listen: ip, Limit: time.Minute, Log: slog.New(slog.DiscardHandler),
+			})
+			require.NoError(t, err)
+			nodes, m.Members = append(nodes, n), append(m.Members, n.Self())
+		}
+		var all sync.WaitGroup
+		var next [4]Membership
+		for r, n := range nodes {
+			n.Begin(m)
+			all.Go(func() {
+				if r == 3 {
+					time.Sleep(time.Second)
+					hosts[2].Kill()
+					time.Sleep(10 * time.Millisecond)
+				}
+				next[r], _ = n.Next(t.Context(), 1)
+			})
+		}
+		all.Wait()
+		require.Equal(t, []Member{nodes[0].Self(), nodes[1].Self(), nodes[3].Self()}, next[0].Members)
+		for _, n := range nodes {
+			_ = n.Close() // the host of one of them is gone
+		}
+	})
 }
 
 // TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and
