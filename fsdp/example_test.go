@@ -111,8 +111,8 @@ func ExampleWrapNames() {
 	// blocks: 48 parameters, 13120 elements
 }
 
-// What a GPT takes on each of four ranks, without running it: shapes decide, contents do not
-// matter.
+// The plan shows the memory of a GPT on each of four ranks. Nothing runs: shapes decide, contents
+// do not matter.
 func ExampleSharded_Plan() {
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
 		model := &nn.GPT{Vocab: 1000, Context: 64, Layers: 6, Dim: 64, Heads: 4}

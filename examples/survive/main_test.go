@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 
 var lossLine = regexp.MustCompile(`^(?:\[0\] )?(step \d+)  (loss \d\.\d{6})$`)
 
-// TestSurvive kills rank 1, and in another run rank 0: losses are the same as in a run without kills.
+// TestSurvive kills rank 1, and in another run rank 0: losses are the same as in a run without
+// kills.
 func TestSurvive(t *testing.T) {
 	launcher := filepath.Join(t.TempDir(), "fsdprun")
 	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", launcher, "../../fsdp/fsdprun").CombinedOutput()

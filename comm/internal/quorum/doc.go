@@ -1,8 +1,8 @@
 // Package quorum lets the ranks of a job agree on the ranks of its next group.
 //
-//	n, err := quorum.Open(ctx, quorum.Config{Job: "gpt", Secret: secret})   // each process, before the first group
-//	n.Begin(quorum.Membership{Members: members})                            // the first membership, number 0
-//	m, err := n.Next(ctx, 1)                                                // after a loss: the ranks of the next group
+//	n, err := quorum.Open(ctx, config) // each process, before the first group
+//	n.Begin(quorum.Membership{Members: members}) // the first membership, number 0
+//	m, err := n.Next(ctx, 1) // after a loss: the ranks of the next group
 //
 // A membership is a list of processes. Memberships have numbers: 0 is the membership of the first
 // group. The members of membership k-1 agree on membership k with single-decree Paxos (L. Lamport,
@@ -17,7 +17,8 @@
 // treats a process that is silent for 20 s as lost.
 //
 //	await    k       answered when the process waits for k in Next
-//	follow   k       answered when the process has k; this answer and the last one, and empty ones, name processes that wait to join
+//	follow   k       answered when the process has k; all answers, also empty ones, name
+//	                 the processes that wait to join
 //	prepare  k b     promise: no ballot below b; with the value that the process has accepted
 //	accept   k b v   accepts the value v in ballot b, unless it has promised a higher one
 //	meet     k       answered with the address of the store in which the ranks of k meet
@@ -65,14 +66,16 @@
 //
 // # Crashes
 //
-//   - A proposer dies before a set has accepted its value: the next one proposes, with a higher ballot. It takes
-//     over a value that a process has accepted.
-//   - A proposer dies after that: the next one finds the value, as it asks a set with a common member, and decides it.
-//   - A member dies after it was found waiting: membership k has a dead member, and its group cannot form. The
-//     members of k notice this by guard, each at the next one and all at the first one, and agree on k+1.
+//   - A proposer dies before a set has accepted its value: the next one proposes, with a higher
+//     ballot. It takes over a value that a process has accepted.
+//   - A proposer dies after that: the next one finds the value, as it asks a set with a common
+//     member, and decides it.
+//   - A member dies after it was found waiting: membership k has a dead member, and its group
+//     cannot form. The members of k notice this by guard, each at the next one and all at the first
+//     one, and agree on k+1.
 //   - A process dies while it waits to join: the same, if a membership has it. If not, nothing.
-//   - A process is stopped, or cut off, and returns: it asks, or is asked, and learns the latest membership. If
-//     this does not have the process, Next fails with ErrExcluded.
+//   - A process is stopped, or cut off, and returns: it asks, or is asked, and learns the latest
+//     membership. If this does not have the process, Next fails with ErrExcluded.
 //
 // State is in memory only: a process that has died never returns, and a process started in its
 // place is another one.

@@ -11,11 +11,11 @@ import (
 // maxMessage is the most bytes of a message.
 const maxMessage = 16 << 20
 
-// what is the kind of a request.
-type what byte
+// ask is the kind of a request.
+type ask byte
 
 const (
-	askAwait what = iota
+	askAwait ask = iota
 	askFollow
 	askPrepare
 	askAccept
@@ -28,7 +28,7 @@ const (
 // request is a request. Its encoding is its fields in their order: numbers are varints, a text or a
 // list follows its length, and a byte says whether an optional field follows.
 type request struct {
-	What   what
+	What   ask
 	Number int // of the membership
 	Base   int // number of the latest membership of the process that asks, or -1
 	Ballot Ballot
@@ -184,7 +184,7 @@ func (p *parser) end() error {
 
 func (q *request) parse(b []byte) error {
 	p := parser{rest: b}
-	*q = request{What: what(p.byte()), Number: p.number(), Base: p.number(), Ballot: p.ballot()}
+	*q = request{What: ask(p.byte()), Number: p.number(), Base: p.number(), Ballot: p.ballot()}
 	joining := p.members()
 	if q.Value, q.Latest = p.membership(), p.membership(); len(joining) == 1 {
 		q.Member = &joining[0]

@@ -113,8 +113,8 @@ func open(t *testing.T, size int, replace time.Duration) (nodes []*Node, m Membe
 	return nodes, m
 }
 
-// TestKilledWhileItWaits kills a process that waits, 10 ms before the last one waits, too. It is in no
-// membership then, though its death is certain only when its address has refused a connection.
+// TestKilledWhileItWaits kills a process that waits, 10 ms before the last one waits, too. It is in
+// no membership then, though its death is certain only when its address has refused a connection.
 func TestKilledWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond})
@@ -175,7 +175,7 @@ func TestOneHost(t *testing.T) {
 }
 
 // TestDeathAfterWaiting ends a process that has waited in Next, as the first one is dead already:
-// two of four remain, who are enough as the others are certainly dead.
+// two of four remain. They are enough, as the others are certainly dead.
 func TestDeathAfterWaiting(t *testing.T) {
 	nodes, m := open(t, 4, 0)
 	require.NoError(t, nodes[0].Close())
@@ -255,7 +255,7 @@ func someMembership(t *rapid.T, number int) *Membership {
 func TestMessages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		number := rapid.IntRange(-1, 1<<30).Draw(t, "number")
-		q := request{What: what(rapid.IntRange(0, int(asks)-1).Draw(t, "what")), Number: number, Base: number - 1, Ballot: Ballot{3, 1}}
+		q := request{What: ask(rapid.IntRange(0, int(asks)-1).Draw(t, "what")), Number: number, Base: number - 1, Ballot: Ballot{3, 1}}
 		r := reply{Done: rapid.Bool().Draw(t, "done"), OK: rapid.Bool().Draw(t, "ok"), Unknown: rapid.Bool().Draw(t, "unknown"), Address: rapid.String().Draw(t, "store")}
 		if q.What == askAccept {
 			q.Value = someMembership(t, number)

@@ -33,8 +33,8 @@ const segmentTag = 1 // of the file in which a rank passes its segment
 // it, because an emulator pays memory for each page of addresses.
 var MaxDomain = min(16<<40, math.MaxInt/8)
 
-// New creates this process's segment and exchanges it with the other ranks of the host, all of which
-// call New. The error is a [session.NoMemory] if the ranks must do without.
+// New creates this process's segment and exchanges it with the other ranks of the host, all of
+// which call New. The error is a [session.NoMemory] if the ranks must do without.
 func New(ctx context.Context, s *session.Session) (*Domain, error) {
 	var ranks, peers []int
 	for r := range s.Config.Size {

@@ -256,7 +256,7 @@ func TestSharedRunAhead(t *testing.T) {
 	grouptest.CloseRanks(t, gs)
 }
 
-// TestSharedSmall compares collectives with those of a local group, of the sizes at which a source
+// TestSharedSmall compares collectives with a local group, of the sizes at which a source
 // is elsewhere: nowhere, in the post, in the page, or where all ranks execute parts.
 func TestSharedSmall(t *testing.T) {
 	for n := 1; n <= 4; n++ {

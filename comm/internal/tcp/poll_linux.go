@@ -322,7 +322,7 @@ func delivered(fd int) bool {
 	if err != nil || n == 0 {
 		return true
 	}
-	// A connection that was reset delivers nothing more, and the kernel still counts what was sent.
+	// A connection that was reset delivers nothing more, though the kernel still counts its bytes.
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	return err != nil || info.State == unix.BPF_TCP_CLOSE
 }

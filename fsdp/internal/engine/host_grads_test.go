@@ -83,8 +83,8 @@ func TestHostGrads(t *testing.T) {
 	})
 }
 
-// TestHostGradsDeferred: clipping and clearing do not touch the memory before a reader must see them,
-// and the largest magnitude of a drain is known without a pass.
+// TestHostGradsDeferred: clipping and clearing do not touch the memory before a reader must see
+// them, and the largest magnitude of a drain is known without a pass.
 func TestHostGradsDeferred(t *testing.T) {
 	memory := []float32{3, -4}
 	g := hostGrad{newHostGrads(optim.Host{F32: memory}), 0, 2}

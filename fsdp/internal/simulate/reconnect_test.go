@@ -37,7 +37,7 @@ var eventTexts = [marks]string{
 	"of the losses, of rank 0 of its group", "of the losses, of several ranks at once", "of the losses, while others connect again",
 }
 
-// survived counts what has happened in some jobs.
+// survived counts the events of some jobs.
 type survived struct {
 	jobs, ranks0, formed, joined, steps       int
 	counts                                    [marks]int

@@ -1,7 +1,7 @@
 // Attention of bfloat16 by wgmma, the products of compute capability 9.0 (H100, H200, GH200): the
 // algorithms of flash.h with the same arguments and results. Products read their right side from
 // shared memory: it passes through no registers. The two warpgroups of a block have 64 rows each.
-// Tiles arrive by cp.async. Kernels delta and dbias are those of flash.h.
+// Tiles arrive by cp.async. Kernels delta and dbias are in flash.h.
 //
 // Registers of sm_90a by ptxas 12.2 to 12.9, and by 13.5 if they differ. Nothing spills, and ptxas
 // serialises no wgmma (warnings C7510 and following).
@@ -15,7 +15,7 @@
 DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// products_wait waits for all products but those of the last N commits.
+// products_wait waits for all products, except for products of the last N commits.
 template <int N> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 // hold keeps the compiler from moving reads and writes of the registers of products past it.
 #define C1(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -70,7 +70,7 @@ template <int HD, int ROWS> struct panels {
       copy16(tile<64>::at(to, row + r, piece % 8), given ? next : from, given);
     }
   }
-  // descriptor returns that of a panel: 8 rows are 1024 bytes, and panels follow each other.
+  // descriptor describes a panel to products: 8 rows are 1024 bytes, and panels follow each other.
   __device__ static u64 descriptor(u32 base) { return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(PANEL >> 4) << 16 | base >> 4; }
   // columns is what step s along the columns adds to a descriptor, rows along the rows.
   __device__ static u64 columns(int s) { return (s / 4 * PANEL + s % 4 * 32) >> 4; }
@@ -190,8 +190,8 @@ DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, 
   }
 }
 
-// Dynamic shared memory: that of M + 4*N rows of HD bfloat16. BLOCKS is how many of them fit into a
-// multiprocessor.
+// Dynamic shared memory: M + 4*N rows of HD bfloat16. BLOCKS is the number of blocks that fit into
+// a multiprocessor.
 #define HOPPER_FORWARD(HD, N, REGISTERS, BLOCKS) \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper##HD##_forward( \
       bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
@@ -329,7 +329,7 @@ DEVICE void hopper_backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, co
   }
 }
 
-// Dynamic shared memory: that of 2*M + 4*N rows of HD bfloat16, and of 2*N float2 for dkv.
+// Dynamic shared memory: 2*M + 4*N rows of HD bfloat16, and 2*N float2 for dkv.
 #define HOPPER_BACKWARD(HD, N, DQ_REGISTERS, DKV_REGISTERS) \
   KERNEL hopper##HD##_dq(bf16 *dq, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, const float *delta, \
                         const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \

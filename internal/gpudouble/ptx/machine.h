@@ -117,7 +117,7 @@ struct group { u32 mask; int pc, waits; };
 // A copy of cp.async that nobody has waited for.
 struct copy { u32 lane, group, to, bytes, zeros; u64 from; };
 
-// A product is a wgmma that nobody has waited for, with what its operands were when it began. The
+// A product is a wgmma that nobody has waited for, with its operands as they were when it began. The
 // rows of b are the columns of the result. An accumulator has the rows of a warp.
 enum { MOST_COLUMNS = 256, MOST_ACCUMULATORS = 4 };
 struct product {
@@ -202,7 +202,7 @@ enum atomic_kind { ATOMIC_ADD, ATOMIC_MAX, ATOMIC_MIN, ATOMIC_CAS, ATOMIC_EXCH, 
 enum shuffle_kind { SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_UP, SHUFFLE_INDEX };
 enum vote_kind { VOTE_ALL, VOTE_ANY, VOTE_UNIFORM, VOTE_BALLOT };
 
-// What a product does: bits of instruction.which.
+// The kinds of products: bits of instruction.which.
 enum { LEFT_REGISTERS = 1, LEFT_TRANSPOSED = 2, RIGHT_TRANSPOSED = 4 };
 
 // products_agree compares the products of the warps of each warpgroup. products_forget begins a

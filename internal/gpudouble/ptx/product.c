@@ -10,12 +10,12 @@
 #include "machine.h"
 
 enum { ROWS = 16, K = 16 };
-static const u32 in_flight = 0x7fffdead; // what accumulators hold
+static const u32 in_flight = 0x7fffdead; // in accumulators
 
 // watched returns where a lane-wise operand of a product is in the register file.
 static u32 *watched(struct machine *x, char *file, int n) { return (u32 *)(file + x->kernel->watched[n]); }
 
-// fenced returns what a watched register held at the last wgmma.fence.
+// fenced returns the value of a watched register at the last wgmma.fence.
 static u32 *fenced(struct warp *w, int n) { return w->fenced + n * WARP; }
 
 // indices returns the watched registers of a product: accumulators, then the left side if it has
@@ -85,7 +85,7 @@ static void operands(struct machine *x, const struct instruction *i, const u64 *
   gather(x, descriptor(x, descriptors[1]), i->which & RIGHT_TRANSPOSED, 0, (u32)i->n, b);
 }
 
-// element returns that of a matrix of 16 rows which register r of a lane has.
+// element returns the element of a matrix of 16 rows that register r of a lane has.
 static float *element(struct accumulator *c, int r, int l) {
   return &c->values[(l >> 2) + (r >> 1 & 1) * 8][(r >> 2) * 8 + (l & 3) * 2 + (r & 1)];
 }
@@ -113,7 +113,7 @@ static int accumulator(struct machine *x, const struct instruction *i) {
   return free;
 }
 
-// begin_product takes the registers of a product, which have to hold what they held at the fence.
+// begin_product takes the registers of a product, which must be as they were at the fence.
 static void begin_product(struct machine *x, const struct instruction *i, char *file, struct accumulator *c) {
   struct warp *w = x->now;
   const int *list = indices(x, i);
@@ -175,7 +175,7 @@ static void multiply(const struct product *p, struct accumulator *c) {
   }
 }
 
-// end_product executes a product. Its operands must be what they were when it began.
+// end_product executes a product. Its operands must be as they were when it began.
 static void end_product(struct machine *x, const struct product *p, char *file) {
   struct warp *w = x->now;
   u16 a[ROWS][K], b[MOST_COLUMNS][K];

@@ -273,7 +273,7 @@ func (s *rates) measure(name string, in exec.Instr) {
 	s.print(line, took, cost.Read+cost.Written, cost.FLOPs)
 }
 
-// pair prints what the gradients of a weight and of its bias take together, if they are in the
+// pair prints the time of the gradients of a weight and of its bias together, if they are in the
 // list: the product sums, where cuBLASLt can do so.
 func (s *rates) pair(name string, list []exec.Instr) {
 	at := func(kind exec.Kind) int {
@@ -296,7 +296,7 @@ func (s *rates) pair(name string, list []exec.Instr) {
 	s.print(name+": linear dw and db", took, cost.Read+cost.Written, cost.FLOPs)
 }
 
-// run returns what a program of instructions takes, whose operands have memory.
+// run returns the time of a program of instructions, whose operands have memory.
 func (s *rates) run(name string, list []exec.Instr, call *gpu.Call) time.Duration {
 	p, err := s.engine.Assemble(slices.Values(list), nil)
 	require.NoError(s, err, name)

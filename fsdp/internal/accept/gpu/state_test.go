@@ -42,8 +42,8 @@ func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
 	return m, opt
 }
 
-// move loads what is in from, if that is a directory, trains for some steps, and saves and exports
-// the result to another. It returns the losses of rank 0.
+// move loads the checkpoint in from, if that is a directory, trains for some steps, and saves and
+// exports the result to another directory. It returns the losses of rank 0.
 func move(t *testing.T, from, to string, steps int) (losses []float64) {
 	require.NoError(t, os.Mkdir(to, 0o755))
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {

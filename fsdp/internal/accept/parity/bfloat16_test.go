@@ -74,9 +74,8 @@ func TestWideAgain(t *testing.T) {
 // bigger is a GPT large enough for what is rounded up not to count.
 var bigger = &nn.GPT{Vocab: 256, Context: 32, Layers: 2, Dim: 64, Heads: 2}
 
-// TestComputingInHalfTakesHalf compares plans: gathered parameters and activations take half of
-// what they do in float32, shards and gradients as much, and what is gathered is half of what
-// travels.
+// TestComputingInHalfTakesHalf compares plans: gathered parameters and activations take half of the
+// bytes of float32, shards and gradients the same bytes, and gathers are half of the traffic.
 func TestComputingInHalfTakesHalf(t *testing.T) {
 	plan := func(p fsdp.Precision, rows int) *fsdp.Plan {
 		p.Full = func(fsdp.CallInfo, fsdp.Param) bool { return false }
@@ -224,8 +223,8 @@ var lowRank = kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	return kit.Regress(t, in, x), nil
 })
 
-// TestAdaptersInHalf trains adapters beside what is frozen, which keeps its bits, with the same
-// bits under every strategy.
+// TestAdaptersInHalf trains adapters beside frozen parameters. These keep their bits, and adapters
+// have the same bits under every strategy.
 func TestAdaptersInHalf(t *testing.T) {
 	base := func(name string) bool { return !strings.Contains(name, "lora") }
 	var want kit.Bits

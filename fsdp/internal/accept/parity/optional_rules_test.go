@@ -24,8 +24,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// sighted is a model with a tower for an image, which a batch may lack, and what the tower has seen
-// as a second result.
+// sighted is a model with a tower for an image, which a batch may lack. The second result is the
+// output of the tower.
 type sighted struct{ dropout bool }
 
 func (*sighted) Inputs() []string { return []string{"text", "target", "image"} }
@@ -121,7 +121,7 @@ func TestOptionalLeavesAlone(t *testing.T) {
 }
 
 // TestOptionalCost compares a rank without an image with one that has it, and with a model without
-// a tower: the collectives are those of the first, and its own buffers those of the second.
+// a tower: it has the collectives of the first, and the buffers of the second.
 func TestOptionalCost(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		absent := make(map[string]int)

@@ -107,8 +107,8 @@ func bind(c *engine.Compiled) {
 	}
 }
 
-// TestScriptLayout: what is live at the same time lies apart, aligned and inside of the slab, and
-// so does the scratch memory of a step.
+// TestScriptLayout: buffers that are live at the same time lie apart, aligned and inside of the
+// slab, and so does the scratch memory of a step.
 func TestScriptLayout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCompiled(t)
@@ -147,9 +147,9 @@ func TestScriptLayout(t *testing.T) {
 	})
 }
 
-// TestScriptOrder: leaving out any one wait of a pass is noticed, and what may run beside
-// computation does: with a unit gathered ahead, the calls of a chain wait for the wire and not for
-// the calls.
+// TestScriptOrder: leaving out any one wait of a pass is noticed, and operations on the wire run
+// beside computation: with a unit gathered ahead, the calls of a chain wait for the wire and not
+// for the calls.
 func TestScriptOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCompiled(t)
@@ -174,8 +174,7 @@ func TestScriptOrder(t *testing.T) {
 }
 
 // TestScriptOverlaps: in a chain with a unit gathered ahead, a gather waits for the call whose
-// parameters it takes the place of, which is not the one that runs beside it. The first two are one
-// launch.
+// parameters were in its place. Another call runs beside it. The first two gathers are one launch.
 func TestScriptOverlaps(t *testing.T) {
 	m, n := &program.Model{Inputs: 1}, 6
 	sizes := &program.Sizes{}

@@ -59,7 +59,7 @@ func (v vector) Descend(o optim.Vec, decay, rate float64) error {
 }
 
 // Orthogonalize implements optimvec.MuonVec. It works in a slab that no pass uses. The order of
-// sums is that of cuBLASLt and of the kernels.
+// sums is decided by cuBLASLt and the kernels.
 func (v vector) Orthogonalize(rows, cols int, s optimvec.MuonStep) error {
 	d, n, side := v.d, rows*cols, min(rows, cols)
 	matrix, square := aligned(max(n*v.size, 8*squareBlocks)), aligned(side*side*v.size)
