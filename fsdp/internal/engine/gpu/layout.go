@@ -190,6 +190,9 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 		for g := range w.c.Model.Groups {
 			list = w.group(list, grads(g), g, true)
 		}
+		if w.skips() {
+			list = append(list, touch{slab, 0, w.bytes, false, "what the forward has gathered"})
+		}
 		return onWork, w.buffer(list, w.c.Seed, true)
 	case program.Forward, program.Backward:
 		if !w.c.Computes(step.Op) {
@@ -198,6 +201,15 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 		return onWork, w.call(w.scratch(list, i), step)
 	}
 	return onWork, nil
+}
+
+// skips reports whether the pass has calls that it does not compute. Then nothing may have waited for
+// a gather of their parameters, and the turn does: an operation behind the turn must not wait for
+// the wire's work before it, see awaitOp.
+func (w *scriptWriter) skips() bool {
+	return slices.ContainsFunc(w.c.Plan.Steps, func(s program.Step) bool {
+		return (s.Kind == program.Forward || s.Kind == program.Backward) && !w.c.Computes(s.Op)
+	})
 }
 
 // scratch appends the scratch memory of step i.

@@ -206,6 +206,33 @@ func TestScriptOverlaps(t *testing.T) {
 	}
 }
 
+// TestScriptTurnWaits: a pass without a batch clears gradients at the place of parameters that were
+// gathered before the turn. No call has waited for that gather, so the turn does.
+func TestScriptTurnWaits(t *testing.T) {
+	m := &program.Model{Inputs: 1, Results: []program.Ref{{Call: 1}}}
+	c := &engine.Compiled{Absent: true, Model: m, Zero: make([][]shard.Span, 2)}
+	sizes := &program.Sizes{}
+	for g := range 2 {
+		m.Groups = append(m.Groups, program.Group{Name: fmt.Sprint("g", g), Shards: 2})
+		m.Params = append(m.Params, program.Param{Name: fmt.Sprint("p", g), Group: g})
+		m.Calls = append(m.Calls, program.Call{Name: fmt.Sprint("c", g), In: []program.Ref{{Call: g - 1}}, Params: []int{g}})
+		c.Home, c.Zero[g] = append(c.Home, layout.Place{Group: g}), []shard.Span{{Start: 0, End: 1}}
+		sizes.Group = append(sizes.Group, program.GroupSizes{Params: 256 * (1 - g), Grads: 256 * g})
+	}
+	prog, err := program.Compile(m, program.Options{})
+	require.NoError(t, err)
+	c.Plan, err = program.NewPlan(prog, sizes)
+	require.NoError(t, err)
+	bind(c)
+	c.Calls = nil
+	s, err := newScript(c, false, false)
+	require.NoError(t, err)
+	turn := slices.IndexFunc(s.ops, func(op operation) bool { return op.name == "turn" })
+	require.Equal(t, "gather g0", s.ops[s.ops[turn].after].name)
+	require.Equal(t, "clearing before backward c1", s.ops[turn+1].name)
+	require.Negative(t, s.ops[turn+1].after)
+}
+
 // TestScriptTurn: gradients that a pass adds to without a call of its own are added behind its
 // turn, since other work may have changed them after the forward.
 func TestScriptTurn(t *testing.T) {
