@@ -31,7 +31,8 @@ var files embed.FS // a tokenizer of 768 tokens, with the chat template of ChatM
 var library = []string{"bufio", "bytes", "fmt", "io", "math", "net/http", "net/url", "os", "path/filepath", "reflect", "slices", "strconv",
 	"strings", "sync", "time"}
 
-// makeBase trains a small chat model and writes it to the directory of the model, unless it is there.
+// makeBase trains a small chat model and writes it to the directory of the model, unless it is
+// there.
 func (r *rank) makeBase(ctx context.Context) (err error) {
 	if _, err := os.Stat(filepath.Join(r.model, "config.json")); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -101,8 +102,8 @@ func (r *rank) copyFiles() error {
 // wordings of a question.
 var wordings = []string{"What does %s do?", "What is %s for?", "Explain %s.", "Tell me about %s.", "When do I need %s?"}
 
-// documentation returns questions about functions of packages of the standard library, with the first
-// sentences of their documentation as answers.
+// documentation returns questions about functions of packages of the standard library, with the
+// first sentences of their documentation as answers.
 func documentation(packages []string) (chats []tokenizer.Chat, err error) {
 	for _, path := range packages {
 		p, err := build.Import(path, "", 0)

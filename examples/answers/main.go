@@ -7,9 +7,9 @@
 //	go run ./examples/answers -pack -batch 8 -out packed                    # rows of several conversations
 //	go run ./fsdp/fsdprun -n 2 ./examples/answers -ask "What does Load do?" # ranks as processes
 //
-// A line of the data is a conversation: {"messages": [{"role": "user", "content": "…"}, …]}. Only the
-// answers count in the loss. A tenth of the lines is held out. Without -model the program first trains
-// a small model on the documentation of Go's standard library, and writes it to tuned/base.
+// A line of the data is a conversation: {"messages": [{"role": "user", "content": "…"}, …]}. Only
+// the answers count in the loss. A tenth of the lines is held out. Without -model the program first
+// trains a small model on the documentation of Go's standard library, and writes it to tuned/base.
 //
 // After Ctrl-C the same command continues. The directory tuned has the base model, the adapter, the
 // checkpoints of the adapter alone, and training.svg, a picture of the run.

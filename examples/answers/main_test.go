@@ -98,8 +98,8 @@ func (i *interrupter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestInterruption: the answers are learnt, and a training that is interrupted and goes on ends with the bits
-// of one that is not. Another training begins with the adapter.
+// TestInterruption: the answers are learnt, and a training that is interrupted and goes on ends
+// with the bits of one that is not. Another training begins with the adapter.
 func TestInterruption(t *testing.T) {
 	c := small(t, random(t, llama(), "embed.weight"))
 	out := train(t, c)
@@ -123,8 +123,8 @@ func TestInterruption(t *testing.T) {
 	require.Less(t, losses(t, train(t, more))[0], all[0]-0.5)
 }
 
-// TestPack: several conversations share a row. Each of them has the loss that it has in a row to itself, in
-// fewer steps.
+// TestPack: several conversations share a row. Each of them has the loss that it has in a row to
+// itself, in fewer steps.
 func TestPack(t *testing.T) {
 	steps := regexp.MustCompile(`step +1/(\d+) `)
 	var ends []float64
@@ -144,7 +144,8 @@ func TestPack(t *testing.T) {
 	require.Less(t, counts[1], counts[0])
 }
 
-// TestAdapter: the base model with the adapter of the directory has the same logits as the trained model.
+// TestAdapter: the base model with the adapter of the directory has the same logits as the trained
+// model.
 func TestAdapter(t *testing.T) {
 	c := small(t, random(t, llama(), "embed.weight"))
 	ids := tensor.New(tensor.WithShape(1, 6), tensor.WithBacking([]int{1, 300, 400, 2, 500, 600}))

@@ -55,8 +55,8 @@ type loader interface {
 	Rewind() error
 }
 
-// loader returns batches of this rank's part of conversations, in another order in each epoch. Few widths
-// make few programs to compile. With a name it logs its progress.
+// loader returns batches of this rank's part of conversations, in another order in each epoch. Few
+// widths make few programs to compile. With a name it logs its progress.
 func (r *rank) loader(name string, chats data.Source[data.Labeled], epochs int) (loader, error) {
 	c := data.Config{Group: r.group, Batch: r.batch, Progress: name}
 	if !r.pack {

@@ -5,8 +5,9 @@
 //	go run ./examples/classify -model DIR -data rows.csv -out classifier # DIR has BERT, RoBERTa or DistilBERT
 //	go run ./examples/classify -out classifier -serve localhost:8080     # then POST a text to it
 //
-// The CSV file has the columns text and label. A tenth of the rows is held out. Without -data the texts are comments of three packages of Go's standard library. Without
-// -model the encoder is small and random, and its tokens are bytes.
+// The CSV file has the columns text and label. A tenth of the rows is held out. Without -data the
+// texts are comments of three packages of Go's standard library. Without -model the encoder is
+// small and random, and its tokens are bytes.
 //
 // It takes half a minute on two cores.
 //

@@ -59,7 +59,8 @@ func pretrained(t *testing.T) string {
 	return dir
 }
 
-// TestRun learns labels with a random encoder and with one of a directory, and answers single texts.
+// TestRun learns labels with a random encoder and with one of a directory, and answers single
+// texts.
 func TestRun(t *testing.T) {
 	for name, model := range map[string]string{"bytes": "", "directory": pretrained(t)} {
 		t.Run(name, func(t *testing.T) {

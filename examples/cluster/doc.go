@@ -7,13 +7,13 @@
 //	pytorchjob.yaml  Kubernetes with Kubeflow's training operator: a PyTorchJob
 //	Dockerfile       the image for both
 //
-// Each trains examples/gpt on one host or several, writes checkpoints into a directory that all hosts
-// see, saves when it is asked to end, and continues from there when it is started again.
+// Each trains examples/gpt on one host or several, writes checkpoints into a directory that all
+// hosts see, saves when it is asked to end, and continues from there when it is started again.
 //
 // # The variables of a rank
 //
-// comm.FromEnv and comm.Run find it in the environment that the launcher makes. LOCAL_RANK stands for
-// comm.Config.LocalRank, the place on the host, by which a rank chooses its GPU.
+// comm.FromEnv and comm.Run find it in the environment that the launcher makes. LOCAL_RANK stands
+// for comm.Config.LocalRank, the place on the host, by which a rank chooses its GPU.
 //
 //	launcher     rank and size         LOCAL_RANK                  where rank 0 is
 //	srun         SLURM_PROCID, …       SLURM_LOCALID               first node; port by job and step
@@ -29,8 +29,8 @@
 //
 // # What happens when it ends early
 //
-// A rank that gets SIGTERM tells the others, and all save after the step under way. What then starts
-// them again depends on the cluster:
+// A rank that gets SIGTERM tells the others, and all save after the step under way. What then
+// starts them again depends on the cluster:
 //
 //	scancel                       they save; scontrol requeue goes on
 //	scontrol requeue, preemption  they save within KillWait (30 s) or GraceTime; Slurm goes on
@@ -48,8 +48,9 @@
 //
 // # How these files are tested
 //
-// The package's tests check that the scripts are sound, and that the flags and variables in them exist.
-// "make slurm" runs slurm.sbatch under Debian's Slurm on two hosts that are network namespaces:
+// The package's tests check that the scripts are sound, and that the flags and variables in them
+// exist. "make slurm" runs slurm.sbatch under Debian's Slurm on two hosts that are network
+// namespaces:
 //
 //	$ sbatch --parsable --ntasks-per-node=2 … slurm.sbatch -data text -size tiny -steps 400 …
 //	$ scancel 2
@@ -64,6 +65,6 @@
 //	step 400  saved 000011-step-400: 411 kB/rank; …
 //	its weights equal the weights of the run without a break
 //
-// "make netns" runs mpi.sh on such hosts, and "make kube-check" gives the manifests to the checks of
-// Kubernetes' API server and of Kubeflow's operator, and the variables that it makes to comm.
+// "make netns" runs mpi.sh on such hosts, and "make kube-check" gives the manifests to the checks
+// of Kubernetes' API server and of Kubeflow's operator, and the variables that it makes to comm.
 package cluster

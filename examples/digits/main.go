@@ -1,6 +1,6 @@
-// Digits is a first program: a small transformer learns to read handwritten digits on two ranks. It has
-// the parts of every training: data that the ranks share, a screen with the curve of the loss, a
-// checkpoint, an end by Ctrl-C, and validation. It takes some seconds on two cores, and prints:
+// Digits is a first program: a small transformer learns to read handwritten digits on two ranks. It
+// has the parts of every training: data that the ranks share, a screen with the curve of the loss,
+// a checkpoint, an end by Ctrl-C, and validation. It takes some seconds on two cores, and prints:
 //
 //	$ go run ./examples/digits
 //	…
@@ -8,10 +8,10 @@
 //	…
 //	  450 steps over 28 740 img in 2s: 13.3k img/s
 //
-// It writes the checkpoint digits.ckpt in the current directory. After Ctrl-C the same command continues
-// from there, on any number of ranks: with -ranks 3, or as processes of a launcher, go run
-// ./fsdp/fsdprun -n 3 ./examples/digits. At the end of the training it only says that the training is
-// complete, validates again and draws the curve again.
+// It writes the checkpoint digits.ckpt in the current directory. After Ctrl-C the same command
+// continues from there, on any number of ranks: with -ranks 3, or as processes of a launcher, go
+// run ./fsdp/fsdprun -n 3 ./examples/digits. At the end of the training it only says that the
+// training is complete, validates again and draws the curve again.
 //
 // The data are 1,797 images of 8 by 8 pixels: the test set of "Optical Recognition of Handwritten
 // Digits" by E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998,
@@ -48,7 +48,8 @@ func collate(b *data.Batch, digits []digit) error {
 	return err
 }
 
-// must ends the program, all ranks of it, on an error. A program that trains for days returns errors instead.
+// must ends the program, all ranks of it, on an error. A program that trains for days returns
+// errors instead.
 func must[T any](v T, err error) T {
 	if err != nil {
 		log.Fatal(err)

@@ -59,8 +59,8 @@ func steps(t *testing.T, out string) (list []int) {
 	return list
 }
 
-// TestResume trains on two ranks until Ctrl-C, continues on three, and continues from the end on one. The
-// directory has no data.
+// TestResume trains on two ranks until Ctrl-C, continues on three, and continues from the end on
+// one. The directory has no data.
 func TestResume(t *testing.T) {
 	dir := t.TempDir()
 	run := func(ranks, interrupt string) string {

@@ -55,8 +55,8 @@ func pretrained(t *testing.T) string {
 	return dir
 }
 
-// TestRun trains a random encoder and one of a directory, whose result it opens again. Steps have one
-// or several micro batches, and the last step has fewer rows than the others.
+// TestRun trains a random encoder and one of a directory, whose result it opens again. Steps have
+// one or several micro batches, and the last step has fewer rows than the others.
 func TestRun(t *testing.T) {
 	recall := regexp.MustCompile(`recall@1 (\S+)`)
 	out := filepath.Join(t.TempDir(), "out")

@@ -1,6 +1,6 @@
-// Extending shows how to write the parts of a training yourself: an operation, two modules, a model, an
-// optimizer and a data source. It learns y = 0·x₀² + 1·x₁² + 2·x₂² + 3·x₃² on two ranks. It takes a second, and
-// prints the loss and the learned weights:
+// Extending shows how to write the parts of a training yourself: an operation, two modules, a
+// model, an optimizer and a data source. It learns y = 0·x₀² + 1·x₁² + 2·x₂² + 3·x₃² on two ranks.
+// It takes a second, and prints the loss and the learned weights:
 //
 //	$ go run ./examples/extending
 //	step 128  loss 6.1930

@@ -16,7 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestTrain checks that the parts work together on one rank and on two, and that the comment has the output.
+// TestTrain checks that the parts work together on one rank and on two, and that the comment has
+// the output.
 func TestTrain(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
 		var out bytes.Buffer

@@ -31,7 +31,8 @@ type vocabulary struct {
 	decode     func(tokens []int) string
 }
 
-// byteVocabulary has a token for each byte. The zero byte, which does not occur in text, ends a file.
+// byteVocabulary has a token for each byte. The zero byte, which does not occur in text, ends a
+// file.
 var byteVocabulary = vocabulary{
 	name: "bytes", unit: "byte", size: 256,
 	encode: func(text string) (tokens []int) {
@@ -87,8 +88,8 @@ func (s *section) add(v vocabulary, text []byte) {
 	s.sum = crc32.Update(s.sum, crc32.IEEETable, append(text, 0))
 }
 
-// load reads the corpus. It holds out every k-th file, or the last k-th part of each file if there are fewer
-// than k, where k is -holdout.
+// load reads the corpus. It holds out every k-th file, or the last k-th part of each file if there
+// are fewer than k, where k is -holdout.
 func load(ctx context.Context, c config) (*corpus, error) {
 	roots, want, k := c.data, notHidden, c.holdout
 	if len(roots) == 0 {
@@ -169,8 +170,8 @@ func find(ctx context.Context, roots []string, want func(name string, dir bool) 
 	return paths, nil
 }
 
-// isLibrarySource selects the standard library itself: no commands, tests, copies of other modules, or long
-// generated tables.
+// isLibrarySource selects the standard library itself: no commands, tests, copies of other modules,
+// or long generated tables.
 func isLibrarySource(name string, dir bool) bool {
 	if dir {
 		return !slices.Contains([]string{"cmd", "syscall", "vendor", "testdata", "unicode"}, path.Base(name))
@@ -208,8 +209,8 @@ func (t *corpus) String() string {
 // loader gives a rank its rows of the batches.
 type loader = data.Loader[[]int32]
 
-// batches returns a loader of windows to train on, at all places of the text, in a random order without
-// end. The same batches are shared by any number of ranks.
+// batches returns a loader of windows to train on, at all places of the text, in a random order
+// without end. The same batches are shared by any number of ranks.
 func (t *corpus) batches(g comm.Group, c config) (*loader, error) {
 	return c.loader(g, data.Shuffle(data.Windows(t.train.tokens, c.context+1, 1), c.seed, data.Endless))
 }
@@ -229,6 +230,7 @@ func (c *config) loader(g comm.Group, windows data.Source[[]int32]) (*loader, er
 	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch, VirtualRanks: c.virtual, NoSync: c.noSync()})
 }
 
-// noSync reports whether ranks exchange gradients only after the last batch of a step. -virtual needs this
-// on a number of ranks that is not a power of two, because sums in another order would have other bits.
+// noSync reports whether ranks exchange gradients only after the last batch of a step. -virtual
+// needs this on a number of ranks that is not a power of two, because sums in another order would
+// have other bits.
 func (c *config) noSync() bool { return c.virtual > 0 && c.ranks&(c.ranks-1) != 0 }

@@ -28,8 +28,8 @@ const (
 	positionName = "data"
 )
 
-// flags returns the flags that change the result of the training and that the shapes of the parameters do
-// not show.
+// flags returns the flags that change the result of the training and that the shapes of the
+// parameters do not show.
 func (t *trainer) flags() map[string]string {
 	flags := make(map[string]string)
 	for name, v := range map[string]any{
@@ -42,8 +42,8 @@ func (t *trainer) flags() map[string]string {
 	return flags
 }
 
-// restore gives the model its initial state: a checkpoint, or the weights in a file. Otherwise the weights
-// stay random.
+// restore gives the model its initial state: a checkpoint, or the weights in a file. Otherwise the
+// weights stay random.
 func (t *trainer) restore(ctx context.Context) error {
 	found := []byte{0}
 	if t.saveDir != "" && t.group.Rank() == 0 {
@@ -106,8 +106,9 @@ func (t *trainer) load(ctx context.Context) error {
 	return nil
 }
 
-// save begins to write a checkpoint, and the training continues meanwhile. If the last checkpoint has
-// failed, save returns its error only if none was complete so far, because then the directory may be unusable.
+// save begins to write a checkpoint, and the training continues meanwhile. If the last checkpoint
+// has failed, save returns its error only if none was complete so far, because then the directory
+// may be unusable.
 func (t *trainer) save(ctx context.Context) error {
 	if t.finishSave(ctx); t.saveErr != nil && t.saved == 0 {
 		return t.saveErr
@@ -130,7 +131,8 @@ func (t *trainer) finishSave(ctx context.Context) {
 	}
 	s := t.saving
 	t.saving = nil
-	// If another rank has ended ctx, this rank still reports how the save ended. A failed group ends it.
+	// If another rank has ended ctx, this rank still reports how the save ended. A failed group ends
+	// it.
 	if t.saveErr = s.Wait(context.WithoutCancel(ctx)); t.saveErr != nil {
 		t.screen.Printf("step %d  not saved: %v\n", t.savingStep, t.saveErr)
 		return

@@ -21,8 +21,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// trainer is one rank's part of a training. Every rank runs the same code. Ranks differ in their rows of
-// each batch, and only rank 0 has a screen that is seen.
+// trainer is one rank's part of a training. Every rank runs the same code. Ranks differ in their
+// rows of each batch, and only rank 0 has a screen that is seen.
 type trainer struct {
 	config
 	text   *corpus
@@ -42,8 +42,9 @@ type trainer struct {
 	saveErr    error        // of the last checkpoint that has ended
 }
 
-// train trains, evaluates and samples as one of the ranks. When interrupt ends on any rank, all of them stop
-// after the same step, and the training is not over. With -interrupted the program then ends.
+// train trains, evaluates and samples as one of the ranks. When interrupt ends on any rank, all of
+// them stop after the same step, and the training is not over. With -interrupted the program then
+// ends.
 func train(ctx, interrupt context.Context, c config, text *corpus, g comm.Group, screen *monitor.Screen) (over bool, err error) {
 	t, err := newTrainer(ctx, c, text, g, screen)
 	if err != nil {
@@ -158,8 +159,8 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 	return true, t.saveLast(ctx)
 }
 
-// pass adds the gradients of a batch. With Share the sum over all passes is the gradient of the mean loss of the whole
-// step, even if some ranks have one row more.
+// pass adds the gradients of a batch. With Share the sum over all passes is the gradient of the
+// mean loss of the whole step, even if some ranks have one row more.
 func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
 	if t.noSync() && !t.batches.StepEnds() {
 		return t.model.NoSync(func() error { return t.forwardBackward(ctx, batch) })
@@ -189,7 +190,8 @@ func (t *trainer) step(ctx context.Context, rate float64) error {
 	return nil
 }
 
-// due reports whether to do something that happens after each `every` steps or, if every is 0, eight times in a run.
+// due reports whether to do something that happens after each `every` steps or, if every is 0,
+// eight times in a run.
 func (t *trainer) due(every int, before, done float64) bool {
 	if every > 0 {
 		return t.opt.Steps()%every == 0
@@ -225,7 +227,8 @@ func (t *trainer) validate(ctx context.Context) error {
 // bits returns the bits per byte for a loss in nats per token.
 func (t *trainer) bits(loss float64) float64 { return loss / math.Ln2 / t.text.bytesPerToken() }
 
-// finish evaluates once more, prints the curve and a summary, exports the weights and prints a sample.
+// finish evaluates once more, prints the curve and a summary, exports the weights and prints a
+// sample.
 func (t *trainer) finish(ctx context.Context) error {
 	if err := t.validate(ctx); err != nil {
 		return err
@@ -272,9 +275,9 @@ func (t *trainer) printPlan() error {
 	return nil
 }
 
-// sample continues a prompt until it has written n bytes or the end of a file, and passes the text to emit on
-// rank 0. It is a collective, since evaluating gathers the parameters: the other ranks take part without a
-// prompt. Each stretch continues from the last half of the context.
+// sample continues a prompt until it has written n bytes or the end of a file, and passes the text
+// to emit on rank 0. It is a collective, since evaluating gathers the parameters: the other ranks
+// take part without a prompt. Each stretch continues from the last half of the context.
 func (t *trainer) sample(ctx context.Context, prompt string, n int, emit func(string)) error {
 	g, err := generate.New(t.model, t.config.model().Cache(), generate.Config{})
 	if err != nil {

@@ -50,9 +50,9 @@ func TestRun(t *testing.T) {
 	require.Greater(t, most[2], most[1])
 }
 
-// TestResumeAdapters saves adapters with and without the model under them. A training continues from both
-// with the same bits, on other numbers of ranks, too, if the model comes from elsewhere. On another model the
-// smaller one is refused.
+// TestResumeAdapters saves adapters with and without the model under them. A training continues
+// from both with the same bits, on other numbers of ranks, too, if the model comes from elsewhere.
+// On another model the smaller one is refused.
 func TestResumeAdapters(t *testing.T) {
 	_, prose, err := texts()
 	require.NoError(t, err)

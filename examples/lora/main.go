@@ -1,12 +1,14 @@
 // Lora shows how to adapt a pretrained language model by low-rank adapters (Hu et al., 2021,
-// arXiv:2106.09685) while the model itself is frozen. A small GPT, sharded over two ranks, first learns Go
-// code. It stands for weights that one would load. Then adapters learn the English of the code's comments.
-// Frozen parameters are still sharded and gathered, but they have no gradient, no optimizer state and no
-// reduction, and they keep their bits. A checkpoint leaves them out: the program has them already.
+// arXiv:2106.09685) while the model itself is frozen. A small GPT, sharded over two ranks, first
+// learns Go code. It stands for weights that one would load. Then adapters learn the English of the
+// code's comments. Frozen parameters are still sharded and gathered, but they have no gradient, no
+// optimizer state and no reduction, and they keep their bits. A checkpoint leaves them out: the
+// program has them already.
 //
-// It takes about a minute on two cores, and prints the plans, the losses and the memory of each stage. At
-// this size a step's memory is mostly activations, which freezing hardly changes. The last lines are about
-// a model that is mostly parameters: backward frees a frozen unit after each use, not at its end.
+// It takes about a minute on two cores, and prints the plans, the losses and the memory of each
+// stage. At this size a step's memory is mostly activations, which freezing hardly changes. The
+// last lines are about a model that is mostly parameters: backward frees a frozen unit after each
+// use, not at its end.
 //
 //	$ go run ./examples/lora
 //	pretraining on code
@@ -105,7 +107,8 @@ func main() {
 	}
 }
 
-// texts returns the code of some packages of the Go standard library, and the English of its comments.
+// texts returns the code of some packages of the Go standard library, and the English of its
+// comments.
 func texts() (code, prose []byte, err error) {
 	for _, path := range []string{"bytes", "crypto/tls", "database/sql", "go/types", "math/big", "net", "net/http", "os", "reflect", "runtime", "time"} {
 		p, err := build.Import(path, "", 0)
@@ -197,8 +200,8 @@ func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen
 	return m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 }
 
-// windows returns a loader of windows of a text in random order. held chooses the last twentieth of the
-// text, which is held out, or the rest.
+// windows returns a loader of windows of a text in random order. held chooses the last twentieth of
+// the text, which is held out, or the rest.
 func (r *rank) windows(text []byte, held bool) (*data.Loader[[]byte], error) {
 	cut := len(text) - len(text)/20
 	part := text[:cut]
@@ -253,8 +256,8 @@ func (r *rank) train(ctx context.Context, m *fsdp.Sharded, t training) error {
 	return r.save(ctx, m, opt, filepath.Join(r.dir, t.name))
 }
 
-// save writes a checkpoint without frozen parameters, and prints its size. A Load of it needs a model that
-// has them: Load checks that they are the same.
+// save writes a checkpoint without frozen parameters, and prints its size. A Load of it needs a
+// model that has them: Load checks that they are the same.
 func (r *rank) save(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, dir string) error {
 	if err := m.Save(ctx, dir, opt, &fsdp.SaveOptions{TrainedOnly: true}); err != nil {
 		return err
@@ -310,12 +313,12 @@ func (r *rank) report(ctx context.Context, m *fsdp.Sharded, when string) error {
 	return nil
 }
 
-// wide is a model whose memory is mostly parameters, as in large models: a batch of one row of a few
-// tokens has few activations.
+// wide is a model whose memory is mostly parameters, as in large models: a batch of one row of a
+// few tokens has few activations.
 var wide = nn.GPT{Vocab: 256, Context: 16, Layers: 12, Dim: 256, Heads: 4, Act: nn.ReLU, LoRA: adapter}
 
-// memory prints the memory that freezing the pretrained parameters of wide saves, and the part that is
-// due to freeing each unit after each use in backward instead of all of them at its end.
+// memory prints the memory that freezing the pretrained parameters of wide saves, and the part that
+// is due to freeing each unit after each use in backward instead of all of them at its end.
 func (r *rank) memory(ctx context.Context) error {
 	trained, err := r.footprint(ctx, nil)
 	if err != nil {
@@ -346,8 +349,8 @@ type footprint struct {
 	late int // the same if frozen units were freed at the end of backward; this is computed
 }
 
-// footprint runs a pass of wide and looks at its events. The memory with late freeing follows from them:
-// the same buffers, but each frozen group that is freed in backward stays to the end.
+// footprint runs a pass of wide and looks at its events. The memory with late freeing follows from
+// them: the same buffers, but each frozen group that is freed in backward stays to the end.
 func (r *rank) footprint(ctx context.Context, frozen func(string) bool) (f footprint, err error) {
 	var events []fsdp.Event
 	m, err := fsdp.WrapContext(ctx, &wide, fsdp.Config{

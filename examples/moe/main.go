@@ -1,11 +1,12 @@
-// Moe shows process groups: it trains a language model whose feed-forward layers are experts for domains of
-// text (DEMix: Gururangan et al., 2021, arXiv:2108.05036). Ranks 0 and 1 learn Go code, ranks 2 and 3 the
-// English of its comments. All ranks share the trunk, which is sharded over all four. The experts of a domain
-// are sharded over its two ranks, a process group that Config.Unit names. The rank of a token decides
-// which experts it meets, so no token travels.
+// Moe shows process groups: it trains a language model whose feed-forward layers are experts for
+// domains of text (DEMix: Gururangan et al., 2021, arXiv:2108.05036). Ranks 0 and 1 learn Go code,
+// ranks 2 and 3 the English of its comments. All ranks share the trunk, which is sharded over all
+// four. The experts of a domain are sharded over its two ranks, a process group that Config.Unit
+// names. The rank of a token decides which experts it meets, so no token travels.
 //
-// It takes about 20 seconds on two cores, and prints the losses of both groups of experts on both texts, the
-// share of the parameters that each rank owns, and checksums of the parameters that it uses:
+// It takes about 20 seconds on two cores, and prints the losses of both groups of experts on both
+// texts, the share of the parameters that each rank owns, and checksums of the parameters that it
+// uses:
 //
 //	$ go run ./examples/moe
 //	nats per byte     on code  on prose
@@ -87,7 +88,8 @@ func main() {
 	}
 }
 
-// texts returns the code of some packages of the Go standard library, and the English of its comments.
+// texts returns the code of some packages of the Go standard library, and the English of its
+// comments.
 func texts() (code, prose []byte, err error) {
 	for _, path := range []string{"bytes", "crypto/tls", "database/sql", "go/types", "math/big", "net", "net/http", "os", "reflect", "runtime", "time"} {
 		p, err := build.Import(path, "", 0)
@@ -148,8 +150,8 @@ func run(ctx context.Context, g comm.Group, domains [][]byte, steps int, out io.
 	return compare(ctx, m, g, out)
 }
 
-// windows returns a loader of windows of a text for this rank alone, in an order of its own. held chooses
-// the last twentieth of the text, which is held out, or the rest.
+// windows returns a loader of windows of a text for this rank alone, in an order of its own. held
+// chooses the last twentieth of the text, which is held out, or the rest.
 func windows(text []byte, rank int, held bool) (*data.Loader[[]byte], error) {
 	cut := len(text) - len(text)/20
 	part := text[:cut]

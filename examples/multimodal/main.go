@@ -1,11 +1,11 @@
-// Multimodal shows optional parts of a model: it trains a GPT with a vision tower on ranks of which some
-// have images and some have only text. The model calls the tower if a batch has images
-// ([fsdp.Tape.Optional]). On ranks without images the tower's units are gathered and reduced as usual, but
-// nothing is computed for them. No rank needs dummy images.
+// Multimodal shows optional parts of a model: it trains a GPT with a vision tower on ranks of which
+// some have images and some have only text. The model calls the tower if a batch has images
+// ([fsdp.Tape.Optional]). On ranks without images the tower's units are gathered and reduced as
+// usual, but nothing is computed for them. No rank needs dummy images.
 //
-// Each of four ranks has only text in every other epoch, and in each fourth epoch all ranks have only text.
-// One rank then trains on the same batches. It takes some seconds on two cores, and prints the losses of
-// both trainings, which are equal except for rounding:
+// Each of four ranks has only text in every other epoch, and in each fourth epoch all ranks have
+// only text. One rank then trains on the same batches. It takes some seconds on two cores, and
+// prints the losses of both trainings, which are equal except for rounding:
 //
 //	$ go run ./examples/multimodal
 //	epoch  parts with images  loss on 4 ranks  on one
@@ -182,8 +182,8 @@ func (m *captioner) layer() *nn.Layer {
 	return &nn.Layer{Attn: nn.Attention{Dim: m.dim, Heads: m.heads}, MLP: nn.MLP{Dim: m.dim, Hidden: 4 * m.dim}}
 }
 
-// splice replaces rows of text [B, T, dim] by rows of seen [I, P, dim]. where, ints [B, T], names for
-// each place a row of both, one after the other.
+// splice replaces rows of text [B, T, dim] by rows of seen [I, P, dim]. where, ints [B, T], names
+// for each place a row of both, one after the other.
 type splice struct{}
 
 // Params implements fsdp.Module.

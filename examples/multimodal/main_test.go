@@ -14,8 +14,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestLossesAreThoseOfOneRank trains in float64, through epochs in which no rank has images, all have
-// some, or some only text.
+// TestLossesAreThoseOfOneRank trains in float64, through epochs in which no rank has images, all
+// have some, or some only text.
 func TestLossesAreThoseOfOneRank(t *testing.T) {
 	const epochs = 5
 	var kinds []string

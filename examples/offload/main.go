@@ -1,10 +1,11 @@
-// Offload shows where the memory of a training is, with and without files: in the plan and by the counts of
-// the system, and what files cost in time. It trains a small GPT on one rank, with four configurations.
+// Offload shows where the memory of a training is, with and without files: in the plan and by the
+// counts of the system, and what files cost in time. It trains a small GPT on one rank, with four
+// configurations.
 //
 //	go run ./examples/offload -dir /scratch
 //
-// It takes about ten seconds on two cores. The directory should be on a disk: tmpfs is RAM. This is the output
-// with enough RAM for everything and a disk that reads half a gigabyte a second:
+// It takes about ten seconds on two cores. The directory should be on a disk: tmpfs is RAM. This is
+// the output with enough RAM for everything and a disk that reads half a gigabyte a second:
 //
 //	MB                           planned            resident
 //	                        RAM    files  anonymous    files  ms/step      loss
@@ -13,8 +14,8 @@
 //	state in files        104.5    230.7      109.6    242.7      269  2.375505
 //	and activations        49.2    293.8       54.4    305.8      275  2.375505
 //
-// The system keeps pages of files in RAM while it has room. It may drop all of them, so only the rest must
-// fit in RAM: the planned RAM, and about 5 MB for the process itself.
+// The system keeps pages of files in RAM while it has room. It may drop all of them, so only the
+// rest must fit in RAM: the planned RAM, and about 5 MB for the process itself.
 package main
 
 import (

@@ -128,8 +128,8 @@ func share(all []function, i, n int) (mine []function) {
 	return mine
 }
 
-// shape returns the lengths that a function takes in a batch: multiples of 8, so that a few compiled
-// programs serve all.
+// shape returns the lengths that a function takes in a batch: multiples of 8, so that a few
+// compiled programs serve all.
 func (f function) shape() (source, target int) {
 	return bucket(len(f.reads)), bucket(len(f.says) + 1)
 }
@@ -157,8 +157,8 @@ func compare(a, b function) int {
 	return cmp.Or(s-u, t-v)
 }
 
-// tensors returns batches as the model takes them. Rows that the last batch of a shape lacks are empty
-// and have no targets.
+// tensors returns batches as the model takes them. Rows that the last batch of a shape lacks are
+// empty and have no targets.
 func tensors(batches [][]function, rows int) iter.Seq2[[]fsdp.Tensor, error] {
 	return func(yield func([]fsdp.Tensor, error) bool) {
 		for _, batch := range batches {

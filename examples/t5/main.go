@@ -10,9 +10,10 @@
 //	go run ./fsdp/fsdprun -n 2 ./examples/t5    # ranks are processes
 //
 // All functions of a file are with one rank, so ranks have different numbers, in training,
-// validation and generation, and no rank's data is filled up or cut: training ranges over Join, validation is a
-// plain loop inside JoinCalls, and package generate does the same. Functions and sentences of like
-// lengths make a batch, whose lengths are multiples of 8, so that a few compiled programs serve all.
+// validation and generation, and no rank's data is filled up or cut: training ranges over Join,
+// validation is a plain loop inside JoinCalls, and package generate does the same. Functions and
+// sentences of like lengths make a batch, whose lengths are multiples of 8, so that a few compiled
+// programs serve all.
 //
 // It learns to read: most of the sentences below fit the name. But it also learns much by heart, as
 // 11472 functions are few: it ends at 2.4 nats on these and at 3.9 on others. On 3670 steps, which
@@ -51,9 +52,9 @@
 //	  always "returns a [Value] for the supplied value." 0.178
 //	  the words of the name 0.134
 //
-// The sentence is the comment that is the most like others. ROUGE-L has its own idea of a good text: the
-// frequent words "returns the of the", in the place of any, would get 0.209. Beam search (-beams 4)
-// gets 0.212.
+// The sentence is the comment that is the most like others. ROUGE-L has its own idea of a good
+// text: the frequent words "returns the of the", in the place of any, would get 0.209. Beam search
+// (-beams 4) gets 0.212.
 package main
 
 import (

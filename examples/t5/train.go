@@ -53,8 +53,8 @@ func (r *rank) train(ctx context.Context) error {
 	return nil
 }
 
-// step trains on a batch, which may be none, and returns its loss. The more tokens a rank has to say,
-// the more its gradients count.
+// step trains on a batch, which may be none, and returns its loss. The more tokens a rank has to
+// say, the more its gradients count.
 func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch []fsdp.Tensor) (loss float64, err error) {
 	if loss, err = r.model.Forward(ctx, batch...); err != nil {
 		return 0, err

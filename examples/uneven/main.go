@@ -32,8 +32,8 @@
 //	  rank 2   0/57   ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
 //	  rank 3  44/57   ██████████████████████████████░██████████████░░░░░░░░░░░░
 //
-// Without Join and JoinCalls, loops end early on ranks with less data. Instead of a hang, or of layers
-// of different passes in one collective, all ranks get an error, of which one is printed:
+// Without Join and JoinCalls, loops end early on ranks with less data. Instead of a hang, or of
+// layers of different passes in one collective, all ranks get an error, of which one is printed:
 //
 //	$ go run ./examples/uneven -join=false
 //	fsdp: rank 2: Forward: ranks disagree: rank 0 runs Forward as call 19, rank 3 runs Eval as call 19

@@ -40,7 +40,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// withBatch returns in how many passes each of n ranks had a batch, and checks that all ran as many.
+// withBatch returns in how many passes each of n ranks had a batch, and checks that all ran as
+// many.
 func withBatch(t *testing.T, text string, n int) []int {
 	rows := regexp.MustCompile(`(?m)^  rank (\d) +(\d+)/(\d+) +[█░]+$`).FindAllStringSubmatch(text, -1)
 	require.NotEmpty(t, rows, text)

@@ -36,8 +36,8 @@ func batchesOf(t *testing.T, src Source[int], collate Collate[int], ranks, worke
 	return list
 }
 
-// TestAugment changes samples at random: alike on any number of ranks and workers, differently in each
-// epoch and for each seed.
+// TestAugment changes samples at random: alike on any number of ranks and workers, differently in
+// each epoch and for each seed.
 func TestAugment(t *testing.T) {
 	log := logged(t)
 	augmented := func(seed uint64) Source[int] {

@@ -78,8 +78,8 @@ func TestCollateRefuses(t *testing.T) {
 	require.EqualError(t, TokensAndTargets[int](0)(b, nil), "TokensAndTargets: context 0: must be positive")
 }
 
-// TestWindowsOfContext makes windows that are one token too short for TokensAndTargets. Rank 0 warns
-// once. It does not warn of shorter samples.
+// TestWindowsOfContext makes windows that are one token too short for TokensAndTargets. Rank 0
+// warns once. It does not warn of shorter samples.
 func TestWindowsOfContext(t *testing.T) {
 	const want = "all samples of the first batch have 4 tokens, so the last position of TokensAndTargets(4) never has a target: make windows of 5 tokens"
 	for length, warnings := range map[int]int{3: 0, 4: 1, 5: 0} {

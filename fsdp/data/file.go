@@ -18,8 +18,8 @@ import (
 // bytes for each, and reads a sample from the file when it is needed. Goroutines may call At and
 // Into at the same time.
 //
-// [OpenLines], [OpenJSON] and [OpenCSV] read the whole file once, and [OpenDir] lists its directory.
-// If that takes longer than a second, rank 0 logs the progress to [slog.Default].
+// [OpenLines], [OpenJSON] and [OpenCSV] read the whole file once, and [OpenDir] lists its
+// directory. If that takes longer than a second, rank 0 logs the progress to [slog.Default].
 //
 // Errors of a file contain its path. Opening fails if the file is missing, empty, cut short or
 // compressed. Reading fails if a record is malformed, or if the file has become shorter since. If a

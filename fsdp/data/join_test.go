@@ -19,8 +19,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// TestSameTraining trains on a finite source, whose last step is short, with any number of ranks and
-// micro batches, in one go and interrupted: by Share it is the same training.
+// TestSameTraining trains on a finite source, whose last step is short, with any number of ranks
+// and micro batches, in one go and interrupted: by Share it is the same training.
 func TestSameTraining(t *testing.T) {
 	windows := data.Shuffle(data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6), 1, 2)
 	require.Equal(t, 48, windows.Len())
@@ -116,8 +116,8 @@ func TestPositionAfterError(t *testing.T) {
 	}))
 }
 
-// TestBatchesOutliveTheLoop has loops that ask for the next batch while a pass needs the last one: the
-// gradients have the bits of the usual loop.
+// TestBatchesOutliveTheLoop has loops that ask for the next batch while a pass needs the last one:
+// the gradients have the bits of the usual loop.
 func TestBatchesOutliveTheLoop(t *testing.T) {
 	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 20)), 7, 3)
 	ways := map[string]func(context.Context, *fsdp.Sharded, iter.Seq2[[]fsdp.Tensor, error]){
@@ -184,8 +184,8 @@ func TestBatchesOutliveTheLoop(t *testing.T) {
 	}
 }
 
-// TestShareCountsTargets trains on answers of different lengths, some of them empty. For every number
-// of ranks and micro-batches, the gradients of a step equal the gradients on one rank.
+// TestShareCountsTargets trains on answers of different lengths, some of them empty. For every
+// number of ranks and micro-batches, the gradients of a step equal the gradients on one rank.
 func TestShareCountsTargets(t *testing.T) {
 	type row struct{ x, y []int }
 	var rows []row
@@ -241,10 +241,11 @@ func TestShareCountsTargets(t *testing.T) {
 	}
 }
 
-// TestDifferentData gives ranks different orders, positions and steps: they would train on some samples twice
-// and on others never. The first iteration of Join is an error that names both, or without Join the first Forward.
-// If a program makes a batch of the tensors, the first Backward with Share is. Samples of a rank's own are none, and
-// a rank without a sample has nothing to compare.
+// TestDifferentData gives ranks different orders, positions and steps: they would train on some
+// samples twice and on others never. The first iteration of Join is an error that names both, or
+// without Join the first Forward. If a program makes a batch of the tensors, the first Backward
+// with Share is. Samples of a rank's own are none, and a rank without a sample has nothing to
+// compare.
 func TestDifferentData(t *testing.T) {
 	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6)
 	for _, c := range []struct {
@@ -313,7 +314,8 @@ func TestDifferentData(t *testing.T) {
 	}
 }
 
-// TestShareOfTheNextStep asks for the next batch before Share: that is an error, not another gradient.
+// TestShareOfTheNextStep asks for the next batch before Share: that is an error, not another
+// gradient.
 func TestShareOfTheNextStep(t *testing.T) {
 	m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{})
 	require.NoError(t, err)

@@ -19,11 +19,12 @@ import (
 // OpenJSON opens a file of JSON lines. Every line is a JSON value, which [json.Unmarshal] decodes
 // into a sample. Blank lines are skipped.
 //
-// If T has structs, objects must have a member for every exported field. A member that is missing or
-// null is an error, unless the field is a pointer or its tag says omitempty or omitzero. Members
+// If T has structs, objects must have a member for every exported field. A member that is missing
+// or null is an error, unless the field is a pointer or its tag says omitempty or omitzero. Members
 // without a field are left out, with one log line. A member with the misspelled name of a missing
-// field is an error, and so is a JSON array with another length than an array of T. OpenJSON returns
-// an error of the first line, At an error of another line. Both name the line, the member and the type.
+// field is an error, and so is a JSON array with another length than an array of T. OpenJSON
+// returns an error of the first line, At an error of another line. Both name the line, the member
+// and the type.
 //
 //	type question struct {
 //		Text   string `json:"text"`

@@ -93,8 +93,8 @@ func TestJSONMembers(t *testing.T) {
 	}
 }
 
-// opens opens a file with a line: its first one, and its second one behind another. Both ways have the
-// same error.
+// opens opens a file with a line: its first one, and its second one behind another. Both ways have
+// the same error.
 func opens[T any](t *testing.T, line, want string) {
 	t.Helper()
 	path := write(t, "a.jsonl", []byte(line))

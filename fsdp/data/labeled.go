@@ -44,7 +44,8 @@ type Truncated struct {
 
 // Truncate cuts the samples of a source after length tokens. It leaves out samples without a target
 // in the rest, which would only cost time, and logs how many there are. It reads all samples once,
-// and logs its progress if that takes longer than a second. It keeps 8 bytes for each sample. It is an error if no sample is left.
+// and logs its progress if that takes longer than a second. It keeps 8 bytes for each sample. It is
+// an error if no sample is left.
 func Truncate(src Source[Labeled], length int) *Truncated {
 	t := &Truncated{}
 	kept, err := t.read(src, length)
@@ -101,9 +102,9 @@ func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error
 	return kept, nil
 }
 
-// PackLabeled is [PackWhole] for samples of which only some tokens are targets. [TokensAndPositions] makes
-// their batches, for a model that is Packed. Losses and gradients are the same, up to rounding, as with
-// [TokensAndLabels] and one sample a row.
+// PackLabeled is [PackWhole] for samples of which only some tokens are targets.
+// [TokensAndPositions] makes their batches, for a model that is Packed. Losses and gradients are
+// the same, up to rounding, as with [TokensAndLabels] and one sample a row.
 func PackLabeled(src Source[Labeled], lengths Source[int], length int) *Packing[int] {
 	type labeledToken struct {
 		token  int

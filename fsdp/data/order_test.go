@@ -123,8 +123,8 @@ func TestSplit(t *testing.T) {
 	require.Contains(t, firstError(t, test), "from -1 to 100 of 100 samples")
 }
 
-// TestMix checks that each block keeps the weights, and that each epoch of each part has each sample
-// once.
+// TestMix checks that each block keeps the weights, and that each epoch of each part has each
+// sample once.
 func TestMix(t *testing.T) {
 	type sample struct{ part, number int }
 	of := func(part, n int) Source[sample] {
@@ -210,8 +210,8 @@ func TestBucket(t *testing.T) {
 	require.False(t, slices.IsSorted(first))
 }
 
-// TestBucketOfOtherLengths does not resume where a source with other lengths has come to: its order is
-// another.
+// TestBucketOfOtherLengths does not resume where a source with other lengths has come to: its order
+// is another.
 func TestBucketOfOtherLengths(t *testing.T) {
 	src := numbers(100)
 	sources := []Source[int]{

@@ -34,8 +34,8 @@ func windows(elements, length, step int) (n int, err error) {
 type Packed[E any] struct {
 	Elements []E
 	Starts   []int // beginnings of documents in Elements: not 0 if the first document continues from another sample
-	// Target says of each element whether the model learns to write it. It is nil if there is no choice: only
-	// [PackLabeled] makes one.
+	// Target says of each element whether the model learns to write it. It is nil if there is no
+	// choice: only [PackLabeled] makes one.
 	Target []bool
 }
 
@@ -52,7 +52,8 @@ func (p Packed[E]) Positions() []int {
 	return positions
 }
 
-// A Packing is documents packed into samples of one length: see [Pack], [PackWhole] and [PackLabeled].
+// A Packing is documents packed into samples of one length: see [Pack], [PackWhole] and
+// [PackLabeled].
 type Packing[E any] struct {
 	*source[Packed[E]]
 	// Rest is the number of elements in no sample: at the end if they do not fill one, and between
@@ -91,9 +92,10 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 // padding. Empty documents are left out. A document longer than length is an error. PackWhole takes
 // 16 bytes a document.
 //
-// Only batches with positions keep the documents apart, see [TokensAndPositions]. A model that is not
-// Packed refuses them, as they have one tensor more than it takes. Nothing warns of a Collate function
-// that leaves the positions out, because some trainings attend across documents on purpose.
+// Only batches with positions keep the documents apart, see [TokensAndPositions]. A model that is
+// not Packed refuses them, as they have one tensor more than it takes. Nothing warns of a Collate
+// function that leaves the positions out, because some trainings attend across documents on
+// purpose.
 func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
 	return packWhole(fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length), documents, lengths, length)
 }

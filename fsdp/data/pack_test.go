@@ -115,8 +115,8 @@ func TestPackWhole(t *testing.T) {
 	})
 }
 
-// TestTokensAndPositions makes batches of a document that continues from another sample, of one that
-// begins with the last token, and of padding.
+// TestTokensAndPositions makes batches of a document that continues from another sample, of one
+// that begins with the last token, and of padding.
 func TestTokensAndPositions(t *testing.T) {
 	b := new(Batch)
 	require.NoError(t, TokensAndPositions[int](4)(b, []Packed[int]{

@@ -72,8 +72,8 @@ func (t *Tokens) checkWidth() error {
 	return nil
 }
 
-// guessWidth warns if the first tokens probably have the other width: read as 16 bits, tokens of
-// 32 have small numbers in every second place; read as 32 bits, two tokens of 16 are a large number.
+// guessWidth warns if the first tokens probably have the other width: read as 16 bits, tokens of 32
+// have small numbers in every second place; read as 32 bits, two tokens of 16 are a large number.
 func (t *Tokens) guessWidth() error {
 	const (
 		most   = 1 << 20 // tokens of real vocabularies are smaller

@@ -221,8 +221,8 @@ func TestTokenWriter(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestTokensOfAnotherWidth opens files with the wrong number of bits: an error where the second file says
-// how many tokens there are, and otherwise a warning if the tokens look like it.
+// TestTokensOfAnotherWidth opens files with the wrong number of bits: an error where the second
+// file says how many tokens there are, and otherwise a warning if the tokens look like it.
 func TestTokensOfAnotherWidth(t *testing.T) {
 	log := logged(t)
 	for bits, want := range map[int]string{16: "open it with 16 bits", 32: "open it with 32 bits"} {
@@ -253,8 +253,8 @@ func TestTokensOfAnotherWidth(t *testing.T) {
 	}
 }
 
-// TestWindowsAllocateLittle: a loader reads windows of a file, in an order of an order of parts, into
-// memory that is there. Only the two tensors of a batch are new.
+// TestWindowsAllocateLittle: a loader reads windows of a file, in an order of an order of parts,
+// into memory that is there. Only the two tensors of a batch are new.
 func TestWindowsAllocateLittle(t *testing.T) {
 	windows := manyWindows(t, 1<<16)
 	lengths := Func(100, func(i int) (int, error) { return i, nil })

@@ -15,8 +15,8 @@ import (
 
 // A TokenWriter writes the files of [Tokens]. It keeps 8 bytes for each document in memory, and the
 // tokens in a file with another name until Close. After the first error all later calls return this
-// error, so it is enough to check the error of Close. If the tokens take longer than a second, it logs
-// its progress until Close or Abort. A TokenWriter is not safe for concurrent use.
+// error, so it is enough to check the error of Close. If the tokens take longer than a second, it
+// logs its progress until Close or Abort. A TokenWriter is not safe for concurrent use.
 type TokenWriter struct {
 	path  string
 	bits  int

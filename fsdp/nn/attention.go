@@ -23,17 +23,17 @@ import (
 // to tokens of their own document, and Rope turns by these positions. See op.Attention. Cross has
 // no such input.
 //
-// With four more inputs Attention continues from a cache, as in package generate: mask, ints [B, P+T], which hides keys of
-// the cache and new keys where it is zero, positions, ints [B, T], and the keys and the values of
-// the cache, [B, P, KVHeads*HeadDim]. Then the results are the result for x, and the keys and the
-// values of x.
+// With four more inputs Attention continues from a cache, as in package generate: mask, ints [B,
+// P+T], which hides keys of the cache and new keys where it is zero, positions, ints [B, T], and
+// the keys and the values of the cache, [B, P, KVHeads*HeadDim]. Then the results are the result
+// for x, and the keys and the values of x.
 //
 // With Cross, keys and values [B, S, KVHeads*HeadDim] may replace y. With y as the only input, the
 // results are these keys and values.
 //
 // Llama has KVHeads, Causal, Rope and NoBias. Mistral also has a Window. Qwen2 has NoProjBias
-// instead of NoBias, Qwen3 a HeadDim and QKNorm, Gemma also UnitOffset and Scale. T5 has a HeadDim, Scale 1, NoBias, and is Biased
-// or Cross.
+// instead of NoBias, Qwen3 a HeadDim and QKNorm, Gemma also UnitOffset and Scale. T5 has a HeadDim,
+// Scale 1, NoBias, and is Biased or Cross.
 //
 // Parameters: the parameters of the linear layers qkv, from Dim to (Heads+2*KVHeads)*HeadDim with
 // the heads of queries, then of keys, then of values, and proj, from Heads*HeadDim to Dim. With
@@ -195,7 +195,8 @@ func (m *Attention) check(inputs int) error {
 	return nil
 }
 
-// positioned and cached are the numbers of further inputs with positions of documents, and with a cache.
+// positioned and cached are the numbers of further inputs with positions of documents, and with a
+// cache.
 const positioned, cached = 1, 4
 
 // inputs returns the number of inputs.

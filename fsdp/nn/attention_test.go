@@ -43,7 +43,8 @@ func keysOf(m nn.Attention) int {
 	return queries
 }
 
-// inputsOf returns the inputs of m and targets: those of a rank, which has its share of the sequences.
+// inputsOf returns the inputs of m and targets: those of a rank, which has its share of the
+// sequences.
 func inputsOf(m nn.Attention, rank, ranks int) (in []fsdp.Tensor) {
 	share := func(whole *tensor.Dense) *tensor.Dense {
 		part, err := whole.Slice(tensor.S(rank*sequences/ranks, (rank+1)*sequences/ranks))
@@ -198,8 +199,8 @@ func (f *formula) evaluate(in []fsdp.Tensor) (out []float64) {
 	return out
 }
 
-// TestAttentionForms compares each form with its formula, and one whose adapters are merged with one
-// that has them.
+// TestAttentionForms compares each form with its formula, and one whose adapters are merged with
+// one that has them.
 func TestAttentionForms(t *testing.T) {
 	for name, m := range attentions {
 		t.Run(name, func(t *testing.T) {
@@ -257,8 +258,8 @@ func attending(m nn.Attention) model {
 	}
 }
 
-// TestAttentionGradients compares those of each form, adapted, with central differences, and then those
-// of ranks that share a batch with those of one rank.
+// TestAttentionGradients compares those of each form, adapted, with central differences, and then
+// those of ranks that share a batch with those of one rank.
 func TestAttentionGradients(t *testing.T) {
 	for name, m := range attentions {
 		t.Run(name, func(t *testing.T) {

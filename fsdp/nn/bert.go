@@ -51,11 +51,11 @@ const (
 // mean, Normalize and the loss have no kernels for a GPU.
 //
 // Parameters: embed.weight [Vocab, Dim], kinds.weight [Kinds, Dim], positions.weight
-// [FirstPosition+Context, Dim], embed_norm.*, layers.i.* as Layer names them, and the parameters of the head.
-// MaskedTokens has transform.fc.* and transform.norm.*, of a layer before the head, and head.bias
-// [Vocab]: the head shares the weight of the embedding. ClassifySequences and Encode have pool.* of
-// the pooler, a linear layer on the first token with tanh. ClassifySequences and ClassifyTokens
-// have head.weight [Classes, Dim] and head.bias.
+// [FirstPosition+Context, Dim], embed_norm.*, layers.i.* as Layer names them, and the parameters of
+// the head. MaskedTokens has transform.fc.* and transform.norm.*, of a layer before the head, and
+// head.bias [Vocab]: the head shares the weight of the embedding. ClassifySequences and Encode have
+// pool.* of the pooler, a linear layer on the first token with tanh. ClassifySequences and
+// ClassifyTokens have head.weight [Classes, Dim] and head.bias.
 type BERT struct {
 	Vocab, Context             int
 	Kinds                      int // 0 means 2; -1 means that tokens have no kinds, as in DistilBERT
@@ -296,9 +296,9 @@ func (m *scores) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 	return gorgonia.Nodes{y, logits}, err
 }
 
-// paddedPositions adds positions to x [B, T, Dim] that count the tokens of a mask, ints [B, T], from
-// First on. Where there is no token the position is First-1. A third input, ints [B, T], has the
-// positions of tokens of packed rows, to which First is added.
+// paddedPositions adds positions to x [B, T, Dim] that count the tokens of a mask, ints [B, T],
+// from First on. Where there is no token the position is First-1. A third input, ints [B, T], has
+// the positions of tokens of packed rows, to which First is added.
 type paddedPositions struct {
 	Positions
 	First int

@@ -14,8 +14,8 @@ import (
 // pooling, GroupNorm and BatchNorm. This is the layout of weights and images in PyTorch and
 // Gorgonia.
 
-// Conv2d convolves images x [B, In, H, W] with a filter for each output channel: [B, Out, P, Q]. See
-// [op.Conv2D] for the shape. Pairs are of rows and columns. Parameters: weight [Out, In/Groups,
+// Conv2d convolves images x [B, In, H, W] with a filter for each output channel: [B, Out, P, Q].
+// See [op.Conv2D] for the shape. Pairs are of rows and columns. Parameters: weight [Out, In/Groups,
 // Kernel, Kernel] and, unless NoBias, bias [Out].
 type Conv2d struct {
 	In, Out int
@@ -82,9 +82,9 @@ func pooled(in []*gorgonia.Node, p op.Pool, f func(*gorgonia.Node, op.Pool) (*go
 	return one(f(in[0], p))
 }
 
-// GroupNorm normalises each of Groups groups of channels of each example of x [B, Dim, ...] to mean 0
-// and variance 1, then scales and shifts channels (Wu and He, 2018, arXiv:1803.08494). Parameters:
-// weight [Dim] and bias [Dim].
+// GroupNorm normalises each of Groups groups of channels of each example of x [B, Dim, ...] to mean
+// 0 and variance 1, then scales and shifts channels (Wu and He, 2018, arXiv:1803.08494).
+// Parameters: weight [Dim] and bias [Dim].
 type GroupNorm struct {
 	Dim, Groups int
 	Eps         float64 // added to the variance; 0 means 1e-5

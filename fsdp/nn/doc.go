@@ -51,8 +51,8 @@
 //
 // A row may have several documents, one after the other, so that less of a batch is padding. GPT,
 // Llama and BERT with Packed take one more tensor at the end of a batch: positions, ints [B, T],
-// which begin at 0 in each document, as position_ids do in Hugging Face's models. A token attends to
-// its own document only, its learned or rotary position is the given one, and windows end at the
+// which begin at 0 in each document, as position_ids do in Hugging Face's models. A token attends
+// to its own document only, its learned or rotary position is the given one, and windows end at the
 // document. So losses and gradients are the same as if each document had a row to itself, and
 // attention is no slower. Padding has position 0. data.TokensAndPositions makes such batches.
 //

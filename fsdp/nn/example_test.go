@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// SquaredReLU is an MLP with the activation relu(x)² (So et al., 2021, arXiv:2109.08668), a stock Gorgonia operation
-// between two modules of this package. Its parameters are those of its parts.
+// SquaredReLU is an MLP with the activation relu(x)² (So et al., 2021, arXiv:2109.08668), a stock
+// Gorgonia operation between two modules of this package. Its parameters are those of its parts.
 type SquaredReLU struct{ Dim, Hidden int }
 
 func (m *SquaredReLU) fc() *nn.Linear  { return &nn.Linear{In: m.Dim, Out: m.Hidden} }
@@ -48,7 +48,8 @@ func (m *Classifier) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: m.Dim, Classes: m.Classes}, x, in[1])}, nil
 }
 
-// A module of one's own, composed of modules of this package and of stock Gorgonia operations, in a model.
+// A module of one's own, composed of modules of this package and of stock Gorgonia operations, in a
+// model.
 func Example() {
 	m, err := fsdp.Wrap(&Classifier{Dim: 4, Classes: 3}, fsdp.Config{WrapPolicy: fsdp.WrapTypes(&SquaredReLU{})})
 	if err != nil {

@@ -257,8 +257,8 @@ func (g golden) train(t *testing.T, ctx context.Context, cfg fsdp.Config, weight
 	return errors.Join(err, allNear("parameters", file.of(t, g, "stepped.", like), stepped))
 }
 
-// renamed returns a function that says what a name becomes: the first pattern that matches the whole
-// of it is followed by its template, names with | between them.
+// renamed returns a function that says what a name becomes: the first pattern that matches the
+// whole of it is followed by its template, names with | between them.
 func renamed(pairs ...string) func(string) []string {
 	var patterns []*regexp.Regexp
 	for i := 0; i < len(pairs); i += 2 {

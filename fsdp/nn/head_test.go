@@ -25,8 +25,8 @@ func gradients(t *testing.T, s *fsdp.Sharded, batch []fsdp.Tensor) (loss float64
 	return loss, grads
 }
 
-// TestFusedLoss trains and evaluates models whose losses are fused: they compute what others do, with
-// the same parameters, and training has no logits.
+// TestFusedLoss trains and evaluates models whose losses are fused: they compute what others do,
+// with the same parameters, and training has no logits.
 func TestFusedLoss(t *testing.T) {
 	tokens, mask := ints([]int{2, 3}, 1, 4, 2, 8, 5, 7), ints([]int{2, 3}, 1, 1, 1, 1, 1, 0)
 	targets := ints([]int{2, 3}, 4, 2, nn.IgnoreTarget, 5, 7, 6)

@@ -66,8 +66,8 @@ func TestInfoNCEBits(t *testing.T) {
 	}
 }
 
-// TestInfoNCEJoin trains in a Join whose ranks run out of batches at different times: the losses are
-// those of one rank.
+// TestInfoNCEJoin trains in a Join whose ranks run out of batches at different times: the losses
+// are those of one rank.
 func TestInfoNCEJoin(t *testing.T) {
 	steps := [][]int{{0, 5, 9}, {9, 10}, {10, 14}} // of ranks: where their rows begin and end
 	var want []float64
@@ -123,7 +123,8 @@ func TestInfoNCEJoin(t *testing.T) {
 	require.InDelta(t, 0, want[2], 1e-12, "one row has no negatives")
 }
 
-// TestInfoNCEErrors checks that all ranks return the error of one of them, and settings that differ.
+// TestInfoNCEErrors checks that all ranks return the error of one of them, and settings that
+// differ.
 func TestInfoNCEErrors(t *testing.T) {
 	tokens, mask := pairs(0, 2)
 	good := []fsdp.Tensor{tokens, mask}

@@ -17,9 +17,10 @@ import (
 //
 // With PostNorm it normalises sums: x = attn_norm(x + attn(x)). With SandwichNorm it normalises
 // before and after: x = x + attn_post_norm(attn(attn_norm(x))). After x come the further inputs of
-// Attn, including its positions or its cache, and then the inputs of Cross. The first of these is y [B, S, Dim],
-// which keys and values may replace. The results after x are the further results of Attn. With a
-// Cross, and y as the only input, the results are the keys and values that Cross makes of y.
+// Attn, including its positions or its cache, and then the inputs of Cross. The first of these is y
+// [B, S, Dim], which keys and values may replace. The results after x are the further results of
+// Attn. With a Cross, and y as the only input, the results are the keys and values that Cross makes
+// of y.
 //
 // The models of this package except GPT consist of it: fsdp.WrapTypes(&nn.Layer{}) makes a unit of
 // each layer.

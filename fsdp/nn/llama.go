@@ -10,9 +10,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// Llama is a decoder-only transformer language model with rotary positions, RMSNorm, grouped queries
-// and a gated MLP, without biases (Touvron et al., 2023, arXiv:2302.13971 and arXiv:2307.09288).
-// Llama 2 and 3, Mistral, Qwen2, Qwen3 and Gemma 3 (2025, arXiv:2503.19786) are settings of it:
+// Llama is a decoder-only transformer language model with rotary positions, RMSNorm, grouped
+// queries and a gated MLP, without biases (Touvron et al., 2023, arXiv:2302.13971 and
+// arXiv:2307.09288). Llama 2 and 3, Mistral, Qwen2, Qwen3 and Gemma 3 (2025, arXiv:2503.19786) are
+// settings of it:
 //
 //	Llama 2 7B   Vocab: 32000, Layers: 32, Dim: 4096, Heads: 32, Hidden: 11008, Eps: 1e-5
 //	Llama 3 8B   Vocab: 128256, Layers: 32, Dim: 4096, Heads: 32, KVHeads: 8, Hidden: 14336,
@@ -28,8 +29,8 @@ import (
 //	             Gemma: true, QKNorm: true, Tied: true
 //
 // Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B, T,
-// Vocab]. A target of IgnoreTarget does not count. With Packed a third tensor has positions. Package
-// generate writes with it.
+// Vocab]. A target of IgnoreTarget does not count. With Packed a third tensor has positions.
+// Package generate writes with it.
 //
 // Parameters: embed.weight [Vocab, Dim], layers.i.* as Layer names them, norm.weight [Dim] and,
 // unless Tied, head.weight [Vocab, Dim]. In a layer, with the names of Hugging Face on the right:
@@ -46,8 +47,8 @@ import (
 //
 // With Gemma, embeddings are multiplied by √Dim, the MLP has GELUTanh in place of SiLU, all norms
 // multiply by 1 + weight, and norms follow the attention and the MLP, too: attn_post_norm.weight is
-// post_attention_layernorm.weight of Hugging Face, mlp_norm.weight is pre_feedforward_layernorm.weight
-// and mlp_post_norm.weight is post_feedforward_layernorm.weight.
+// post_attention_layernorm.weight of Hugging Face, mlp_norm.weight is
+// pre_feedforward_layernorm.weight and mlp_post_norm.weight is post_feedforward_layernorm.weight.
 type Llama struct {
 	Vocab, Layers      int
 	Dim, Heads, Hidden int
@@ -100,8 +101,8 @@ func (m *Llama) Programs() map[string]fsdp.Program {
 	}}
 }
 
-// Cache returns the size of the cache for decoding. If some layers have no window, the cache has the
-// tokens of the whole sequence for all layers.
+// Cache returns the size of the cache for decoding. If some layers have no window, the cache has
+// the tokens of the whole sequence for all layers.
 func (m *Llama) Cache() generate.Size {
 	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(cmp.Or(m.KVHeads, m.Heads))
 	size := generate.Size{Vocab: m.Vocab, Layers: m.Layers, Width: width, Context: cmp.Or(m.Context, 4096), Window: m.Window}

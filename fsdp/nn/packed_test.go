@@ -183,8 +183,9 @@ func step[T any](t *testing.T, m fsdp.Model, state map[string]*tensor.Dense, row
 	return loss, grads
 }
 
-// TestPackedRows trains on documents that share rows, and on the same documents with a row for each.
-// Losses and gradients are equal to 1e-10, on one to four ranks with one to four micro batches.
+// TestPackedRows trains on documents that share rows, and on the same documents with a row for
+// each. Losses and gradients are equal to 1e-10, on one to four ranks with one to four micro
+// batches.
 func TestPackedRows(t *testing.T) {
 	for name, p := range packings() {
 		t.Run(name, func(t *testing.T) {
@@ -204,9 +205,9 @@ func TestPackedRows(t *testing.T) {
 	}
 }
 
-// TestPackedAnswers trains on conversations that share rows, and on the same conversations with a row for
-// each. Only some of their tokens are targets. Losses and gradients are equal to 1e-10, on one to four ranks
-// with one and two micro batches.
+// TestPackedAnswers trains on conversations that share rows, and on the same conversations with a
+// row for each. Only some of their tokens are targets. Losses and gradients are equal to 1e-10, on
+// one to four ranks with one and two micro batches.
 func TestPackedAnswers(t *testing.T) {
 	chats := data.Map(documents(), func(d []int) (data.Labeled, error) {
 		l := data.Labeled{Tokens: d, Target: make([]bool, len(d))}
@@ -241,8 +242,8 @@ func TestPackedAnswers(t *testing.T) {
 	}
 }
 
-// TestPackedPrecisions trains on packed rows in float32 and bfloat16, within their roundings of float64,
-// and by two and four threads, with the bits of one.
+// TestPackedPrecisions trains on packed rows in float32 and bfloat16, within their roundings of
+// float64, and by two and four threads, with the bits of one.
 func TestPackedPrecisions(t *testing.T) {
 	for name, p := range packings() {
 		t.Run(name, func(t *testing.T) {
@@ -344,10 +345,10 @@ func TestPackedGenerates(t *testing.T) {
 	require.Equal(t, write(&llama), write(&packedLlama))
 }
 
-// BenchmarkPackedRows trains on documents whose lengths are log-normal, with a median of 100 tokens, a
-// deviation of 0.8 and at most 512: packed into rows of 512, and one a row, padded to the longest of
-// each batch. It reports the tokens of documents a second, and how many times as many are trained
-// packed. The third rate is of packed rows whose documents see each other.
+// BenchmarkPackedRows trains on documents whose lengths are log-normal, with a median of 100
+// tokens, a deviation of 0.8 and at most 512: packed into rows of 512, and one a row, padded to the
+// longest of each batch. It reports the tokens of documents a second, and how many times as many
+// are trained packed. The third rate is of packed rows whose documents see each other.
 func BenchmarkPackedRows(b *testing.B) {
 	const longest, each = 512, 8 // documents or rows of a pass
 	r, tokens := rand.New(rand.NewPCG(1, 2)), 0

@@ -15,8 +15,8 @@ func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.GELU(x) }
 // 0.044715x³))).
 func GELUTanh(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.GELUTanh(x) }
 
-// SiLU returns x·σ(x) for x [...], σ(x) = 1/(1 + e⁻ˣ): the sigmoid linear unit, or swish (Elfwing et
-// al., 2017, arXiv:1702.03118).
+// SiLU returns x·σ(x) for x [...], σ(x) = 1/(1 + e⁻ˣ): the sigmoid linear unit, or swish (Elfwing
+// et al., 2017, arXiv:1702.03118).
 func SiLU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.SiLU(x) }
 
 // Tanh returns tanh(x) for x [...].

@@ -43,7 +43,8 @@ func (a Attention) attributes() ops.Attention {
 	return ops.Attention{Heads: a.Heads, KVHeads: a.KVHeads, Causal: a.Causal, Window: a.Window, Scale: a.Scale}
 }
 
-// SDPA returns scaled dot-product attention (Vaswani et al., 2017, arXiv:1706.03762) of Heads heads,
+// SDPA returns scaled dot-product attention (Vaswani et al., 2017, arXiv:1706.03762) of Heads
+// heads,
 //
 //	softmax(Scale·q·kᵀ + Bias)·v
 //
@@ -60,8 +61,8 @@ func (a Attention) attributes() ops.Attention {
 // of one sequence.
 //
 // Errors: widths that do not divide into heads, sequences and batches that do not fit each other, a
-// Window that is negative, a Scale that is not finite. Positions that do not count up are an error of
-// the pass.
+// Window that is negative, a Scale that is not finite. Positions that do not count up are an error
+// of the pass.
 func SDPA(q, k, v *gorgonia.Node, a Attention) (*gorgonia.Node, error) {
 	return ops.SDPA(q, k, v, a.Mask, a.Positions, a.Bias, a.attributes())
 }

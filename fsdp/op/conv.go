@@ -20,8 +20,9 @@ type Conv struct {
 	Groups int
 }
 
-// Conv2D returns the convolution (cross-correlation, as everywhere in deep learning) of images x [B,
-// C, H, W] with filters w [O, C/Groups, K, L], plus bias [O] unless that is nil: [B, O, P, Q] with
+// Conv2D returns the convolution (cross-correlation, as everywhere in deep learning) of images x
+// [B, C, H, W] with filters w [O, C/Groups, K, L], plus bias [O] unless that is nil: [B, O, P, Q]
+// with
 //
 //	P = (H + 2·Pad - Dilation·(K-1) - 1)/Stride + 1
 //

@@ -45,8 +45,8 @@ func TestErrorsNameTheArgument(t *testing.T) {
 	require.EqualError(t, err, "dropout: rate 1 is not in [0, 1)")
 }
 
-// TestSDPAEqualsSelfAttention computes attention over packed projections and over the same apart, in
-// Gorgonia's own machine: the same bits. Two equal key heads are as good as one that both read.
+// TestSDPAEqualsSelfAttention computes attention over packed projections and over the same apart,
+// in Gorgonia's own machine: the same bits. Two equal key heads are as good as one that both read.
 func TestSDPAEqualsSelfAttention(t *testing.T) {
 	const heads, d = 2, 8
 	g := gorgonia.NewGraph()

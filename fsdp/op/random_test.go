@@ -27,8 +27,8 @@ var xShape = []int{2, 3, 4}
 
 // every applies each operation of this package to x, of shape xShape. A new function needs a line
 // here, and in the list of the package comment: the tests below then compare its gradients with
-// central differences in float64, alone and between others. b makes the other arguments. Numbers that a norm divides by are far from
-// 0, where differences say nothing.
+// central differences in float64, alone and between others. b makes the other arguments. Numbers
+// that a norm divides by are far from 0, where differences say nothing.
 var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error){
 	"Linear": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
 		return op.Linear(x, b.floats(4, 4), b.floats(4))

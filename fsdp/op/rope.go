@@ -44,14 +44,14 @@ type RopeScaling struct {
 }
 
 // Rope turns pairs of columns of each head of x [..., T, d] by angles that are proportional to the
-// position of the row: rotary position embeddings (Su et al., 2021, arXiv:2104.09864). A pair (u, v)
-// at position p becomes (u·cos θ - v·sin θ, u·sin θ + v·cos θ), θ = p times the angle of the pair, so
-// that the product of a query and a key depends on the difference of their positions.
+// position of the row: rotary position embeddings (Su et al., 2021, arXiv:2104.09864). A pair (u,
+// v) at position p becomes (u·cos θ - v·sin θ, u·sin θ + v·cos θ), θ = p times the angle of the
+// pair, so that the product of a query and a key depends on the difference of their positions.
 //
 // positions are ints [..., T] in [0, Context), for sequences that are packed in one row or decoded
 // with a cache; nil means 0 to T-1. A position that is out of range is an error of the pass. The
-// cosines and sines are computed in float64, once for each compiled program. The gradient turns back
-// by the same angles, and keeps nothing.
+// cosines and sines are computed in float64, once for each compiled program. The gradient turns
+// back by the same angles, and keeps nothing.
 func Rope(x, positions *gorgonia.Node, r Rotary) (*gorgonia.Node, error) {
 	of := kernel.Rotary{Heads: r.Heads, HeadDim: r.HeadDim, Dims: cmp.Or(r.Dims, r.HeadDim), Interleaved: r.Interleaved}
 	return ops.Rope(x, positions, ops.Angles{

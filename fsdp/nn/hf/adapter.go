@@ -70,8 +70,8 @@ const peftA, peftB = ".lora_A.weight", ".lora_B.weight"
 // is an error if other parameters train as well, as the directory has no place for them, or if an
 // adapter has a value that is NaN or infinite.
 //
-// If the process is killed, or after a power failure, the directory has the old adapter, the new one, or
-// no adapter_config.json, without which no program reads an adapter.
+// If the process is killed, or after a power failure, the directory has the old adapter, the new
+// one, or no adapter_config.json, without which no program reads an adapter.
 func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) error {
 	var names []string
 	for layer := range m.adapters() {
@@ -140,9 +140,9 @@ func (m *Model) writeAdapter(dir string, params map[string]*tensor.Dense) error 
 	return replaceAdapter(checkpoint.OS(), dir, weights, append(config, '\n'))
 }
 
-// replaceAdapter writes the files of an adapter. The settings give the weights their
-// meaning, so a directory must never have the settings of one adapter and the weights of another, also
-// after a power failure. If the settings change, their file is missing until the new weights have replaced
+// replaceAdapter writes the files of an adapter. The settings give the weights their meaning, so a
+// directory must never have the settings of one adapter and the weights of another, also after a
+// power failure. If the settings change, their file is missing until the new weights have replaced
 // the old ones on disk.
 func replaceAdapter(fsys checkpoint.FS, dir string, weights, config []byte) (err error) {
 	if err := checkpoint.MakeDir(fsys, dir); err != nil {

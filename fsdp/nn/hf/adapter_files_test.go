@@ -16,9 +16,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// TestAdapterCut ends replaceAdapter before each of its operations: by an error, by a kill, and by a power
-// failure with several outcomes. The directory has the old adapter, the new one, or no adapter_config.json.
-// A complete call survives a power failure.
+// TestAdapterCut ends replaceAdapter before each of its operations: by an error, by a kill, and by
+// a power failure with several outcomes. The directory has the old adapter, the new one, or no
+// adapter_config.json. A complete call survives a power failure.
 func TestAdapterCut(t *testing.T) {
 	const dir = "adapter"
 	type files struct{ weights, config string }

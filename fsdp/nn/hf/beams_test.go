@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
 )
 
-// TestBeams compares the texts of beam search with the texts of transformers: with one stop token and
-// several, and with length penalties. testdata/make.py has written them.
+// TestBeams compares the texts of beam search with the texts of transformers: with one stop token
+// and several, and with length penalties. testdata/make.py has written them.
 func TestBeams(t *testing.T) {
 	file, err := os.ReadFile("testdata/beams.json")
 	require.NoError(t, err)

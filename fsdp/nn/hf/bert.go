@@ -127,8 +127,8 @@ var problems = map[string]nn.Targets{
 	"single_label_classification": nn.OneClass, "multi_label_classification": nn.ManyClasses, "regression": nn.Numbers,
 }
 
-// encoders are the architectures of all families. XLM-RoBERTa is RoBERTa with another vocabulary, so
-// New makes a RoBERTa.
+// encoders are the architectures of all families. XLM-RoBERTa is RoBERTa with another vocabulary,
+// so New makes a RoBERTa.
 func encoders() (all []*architecture) {
 	xlm := *families[slices.IndexFunc(families, func(f *family) bool { return f.kind == "roberta" })]
 	xlm.kind, xlm.class, xlm.is = "xlm-roberta", "XLMRoberta", func(*nn.BERT) bool { return false }

@@ -61,8 +61,8 @@
 //
 // # New tokens
 //
-// If Vocab of the model is raised between Open and Wrap, the directory lacks rows of the embedding and
-// of the head. Model.NewRows says how Load makes them. Without it they are an error.
+// If Vocab of the model is raised between Open and Wrap, the directory lacks rows of the embedding
+// and of the head. Model.NewRows says how Load makes them. Without it they are an error.
 //
 //	m.Model.(*nn.Llama).Vocab += 2
 //	m.NewRows = hf.MeanRows

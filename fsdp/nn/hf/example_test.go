@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
 )
 
-// A directory of transformers, which this program makes itself, is read on three ranks and written again.
+// A directory of transformers, which this program makes itself, is read on three ranks and written
+// again.
 func Example() {
 	parent, err := os.MkdirTemp("", "hf")
 	if err != nil {

@@ -33,8 +33,8 @@ func changed(t *testing.T, dir, key string, value any) string {
 	return to
 }
 
-// TestOpenShapes refuses sizes that are not those of the tensors, before a model of them is made: the
-// key, the tensor and both shapes.
+// TestOpenShapes refuses sizes that are not those of the tensors, before a model of them is made:
+// the key, the tensor and both shapes.
 func TestOpenShapes(t *testing.T) {
 	llama := "vocab_size hidden_size intermediate_size num_hidden_layers num_key_value_heads head_dim"
 	bert := "hidden_size intermediate_size num_hidden_layers"
@@ -119,8 +119,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestT5Again opens T5 1.1 as transformers 5 writes it back: config.json says that the head is tied, and the
-// files have another one.
+// TestT5Again opens T5 1.1 as transformers 5 writes it back: config.json says that the head is
+// tied, and the files have another one.
 func TestT5Again(t *testing.T) {
 	const dir = "../testdata/t5v1_1"
 	again := changed(t, dir, "tie_word_embeddings", true)
@@ -143,8 +143,8 @@ func TestT5Again(t *testing.T) {
 	require.Equal(t, keys(t, again), keys(t, saved))
 }
 
-// TestTwoTrainings refuses a directory with model.safetensors and an index of other files, and warns of
-// newer weights in another format.
+// TestTwoTrainings refuses a directory with model.safetensors and an index of other files, and
+// warns of newer weights in another format.
 func TestTwoTrainings(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()

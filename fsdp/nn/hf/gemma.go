@@ -51,9 +51,9 @@ func openGemma(c *config, m *nn.Llama) {
 	}
 }
 
-// fullEvery returns n so that in each n-th layer attention has no window, by layer_types or, without
-// them, the default. The first of these is layer n-1 if first is 1, and layer 0 if first is 0. It is
-// 0 if all layers have a window.
+// fullEvery returns n so that in each n-th layer attention has no window, by layer_types or,
+// without them, the default. The first of these is layer n-1 if first is 1, and layer 0 if first is
+// 0. It is 0 if all layers have a window.
 func (c *config) fullEvery(otherwise, first, layers int) int {
 	types := get(c, "layer_types", []string{})
 	if len(types) == 0 {
@@ -97,8 +97,8 @@ func layerTypes(layers int, full func(i int) bool) (types []string) {
 }
 
 // layerRopes reads the rotary positions of layers without a window and with one. rope_parameters
-// has both. Without it the keys fullKey and localKey have the bases, and rope_scaling belongs to the
-// layers without a window.
+// has both. Without it the keys fullKey and localKey have the bases, and rope_scaling belongs to
+// the layers without a window.
 func (c *config) layerRopes(fullKey string, fullBase float64, localKey string, scaled bool) (full, local op.Rotary) {
 	full.Base, local.Base = c.positive(fullKey, fullBase), c.positive(localKey, 10000)
 	if scaled {

@@ -103,7 +103,8 @@ func TestHeads(t *testing.T) {
 }
 
 // TestNewHead gives encoders new heads, over directories with and without a head: the encoder keeps
-// its weights, the head is drawn by the seed for any number of ranks, and Open reads what Save writes.
+// its weights, the head is drawn by the seed for any number of ranks, and Open reads what Save
+// writes.
 func TestNewHead(t *testing.T) {
 	pooler, head := []string{"pool.weight", "pool.bias"}, []string{"head.weight", "head.bias"}
 	both, transform := append(head[:2:2], pooler...), []string{"transform.fc.weight", "transform.norm.weight"}

@@ -182,7 +182,8 @@ func tensors(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// keys returns config.json of a directory, with numbers as they are written: 1 is no 1.0 to transformers.
+// keys returns config.json of a directory, with numbers as they are written: 1 is no 1.0 to
+// transformers.
 func keys(t *testing.T, dir string) (c map[string]any) {
 	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	require.NoError(t, err)
@@ -192,7 +193,8 @@ func keys(t *testing.T, dir string) (c map[string]any) {
 	return c
 }
 
-// directories are those with goldens, and the type of their weights. That of Llama has several files.
+// directories are those with goldens, and the type of their weights. That of Llama has several
+// files.
 var directories = map[string]fsdp.DType{
 	"testdata/gpt2": fsdp.Float32, "testdata/llama": fsdp.BFloat16, "../testdata/llama": fsdp.Float32, "../testdata/mistral": fsdp.Float32,
 	"../testdata/qwen2": fsdp.Float32, "../testdata/qwen3": fsdp.Float32, "../testdata/gemma3": fsdp.Float32, "../testdata/bert": fsdp.Float32, "../testdata/vit": fsdp.Float32,
@@ -205,8 +207,9 @@ var directories = map[string]fsdp.DType{
 	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32, "../testdata/t5v1_1tied": fsdp.Float32,
 }
 
-// TestDirectories loads directories of transformers, compares the logits with those it has computed,
-// and writes them back: the same tensors, in one file and in several, and the same configuration.
+// TestDirectories loads directories of transformers, compares the logits with those it has
+// computed, and writes them back: the same tensors, in one file and in several, and the same
+// configuration.
 func TestDirectories(t *testing.T) {
 	for dir, dtype := range directories {
 		g, want := goldenOf(t, dir), tensors(t, dir)
@@ -647,8 +650,8 @@ func TestGamma(t *testing.T) {
 	require.Equal(t, want, tensors(t, saved))
 }
 
-// TestHarmlessKeys reads keys that programs for fine-tuning and generation leave in config.json, and keys
-// without a value: the model is the same without them.
+// TestHarmlessKeys reads keys that programs for fine-tuning and generation leave in config.json,
+// and keys without a value: the model is the same without them.
 func TestHarmlessKeys(t *testing.T) {
 	want, err := hf.ReadConfig([]byte(llama(`"use_cache": true`)))
 	require.NoError(t, err)

@@ -57,8 +57,8 @@ func texts(batch []fsdp.Tensor, lo, hi int) (part []fsdp.Tensor, err error) {
 	return part, nil
 }
 
-// divide returns the batches of a rank: at most n, of whole rows. If there are three ranks or more, rank 1
-// has none.
+// divide returns the batches of a rank: at most n, of whole rows. If there are three ranks or more,
+// rank 1 has none.
 func divide(batch []fsdp.Tensor, texts_, rank, ranks, n int) (parts [][]fsdp.Tensor, err error) {
 	rows := batch[0].Shape()[0] / texts_
 	lo, hi := rows*rank/ranks, rows*(rank+1)/ranks
@@ -141,7 +141,8 @@ func TestInfoNCE(t *testing.T) {
 	}
 }
 
-// TestSentences opens directories of sentence-transformers in its layouts, and what Save makes of them.
+// TestSentences opens directories of sentence-transformers in its layouts, and what Save makes of
+// them.
 func TestSentences(t *testing.T) {
 	for _, c := range sentences {
 		t.Run(filepath.Base(c.dir), func(t *testing.T) {
@@ -178,8 +179,8 @@ func TestSentences(t *testing.T) {
 	}
 }
 
-// TestNewSentences makes encoders of sentences from directories with other heads, and from models that
-// were made here.
+// TestNewSentences makes encoders of sentences from directories with other heads, and from models
+// that were made here.
 func TestNewSentences(t *testing.T) {
 	for _, dir := range []string{"bert", "bert_model", "bert_sequences", "roberta_masked", "distilbert_masked", "modernbert_masked", "modernbert_tokens", "xlmroberta_masked"} {
 		dir := filepath.Join("..", "testdata", dir)

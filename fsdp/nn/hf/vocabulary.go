@@ -41,9 +41,9 @@ func (m *Model) tokens() (was, now int, err error) {
 	return was, now, err
 }
 
-// grow returns ctx for an Import that makes the rows of new tokens. It cuts them off the parameters that have a
-// row for each token: parameters whose first dimension is the number of tokens in the model and in the directory.
-// A rank that has none of the rows does not read the others.
+// grow returns ctx for an Import that makes the rows of new tokens. It cuts them off the parameters
+// that have a row for each token: parameters whose first dimension is the number of tokens in the
+// model and in the directory. A rank that has none of the rows does not read the others.
 func (m *Model) grow(ctx context.Context, names *fsdp.ExportOptions) (context.Context, error) {
 	if m.NewRows == NoNewRows {
 		return ctx, nil
@@ -89,8 +89,8 @@ func (m *Model) grow(ctx context.Context, names *fsdp.ExportOptions) (context.Co
 	return state.WithSplit(state.WithMake(ctx, makers), split), nil
 }
 
-// mean returns the mean of the rows of a tensor, in float64. It adds them up in their order, so that
-// all ranks get the same bits, and reads a few at a time.
+// mean returns the mean of the rows of a tensor, in float64. It adds them up in their order, so
+// that all ranks get the same bits, and reads a few at a time.
 func (f *files) mean(t located) (row []float64, err error) {
 	file, err := os.Open(filepath.Join(f.dir, t.file))
 	if err != nil {

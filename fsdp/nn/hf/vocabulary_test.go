@@ -174,8 +174,8 @@ func TestNewRowsRefused(t *testing.T) {
 	require.ErrorContains(t, load(dir, 3, 2, func(rank int) hf.NewRows { return hf.MeanRows + hf.NewRows(rank) }), "ranks disagree")
 }
 
-// TestNewRowsOfHead adds tokens to a classifier with as many classes as tokens: the head, which has a row for each
-// class, stays as it is.
+// TestNewRowsOfHead adds tokens to a classifier with as many classes as tokens: the head, which has
+// a row for each class, stays as it is.
 func TestNewRowsOfHead(t *testing.T) {
 	model := &nn.BERT{Vocab: 7, Context: 6, Layers: 1, Dim: 4, Heads: 2, Hidden: 4, Task: nn.ClassifySequences, Classes: 7}
 	m, err := hf.New(model)

@@ -35,15 +35,15 @@
 //
 // Function PackLabeled of package data puts several conversations into a row.
 //
-// Texts and tokens equal those that transformers' apply_chat_template returns. Tests compare those of
-// ChatML and of the templates of Llama 2 and 3, Mistral, Qwen 2 and 3, Gemma, Phi 3 and Zephyr, and
-// each construct of the language. A template is an error that names the construct if it needs one
-// that is not supported, such as a recursive loop. Some templates print the date of today: set their
-// variable, such as date_string, in Chat.Kwargs to have the same rows every day.
+// Texts and tokens equal those that transformers' apply_chat_template returns. Tests compare those
+// of ChatML and of the templates of Llama 2 and 3, Mistral, Qwen 2 and 3, Gemma, Phi 3 and Zephyr,
+// and each construct of the language. A template is an error that names the construct if it needs
+// one that is not supported, such as a recursive loop. Some templates print the date of today: set
+// their variable, such as date_string, in Chat.Kwargs to have the same rows every day.
 //
 // A template is a program, often from a downloaded directory. It is an error if a template takes
-// more than 1,048,576 steps or a minute, makes a text of more than 16 MiB, or makes more than 256 MiB
-// in all.
+// more than 1,048,576 steps or a minute, makes a text of more than 16 MiB, or makes more than 256
+// MiB in all.
 //
 // # SentencePiece
 //

@@ -189,8 +189,8 @@ func TestPieceSettings(t *testing.T) {
 	}
 }
 
-// FuzzPieces opens any model, and encodes and decodes with what it opens: nothing panics, and a small
-// file takes no more than a little memory.
+// FuzzPieces opens any model, and encodes and decodes with what it opens: nothing panics, and a
+// small file takes no more than a little memory.
 func FuzzPieces(f *testing.F) {
 	for _, name := range []string{"pieces/tokenizer", "piecest5/spiece", "piecesllama/tokenizer"} {
 		text, err := os.ReadFile(filepath.Join("testdata", name+".model"))

@@ -105,8 +105,8 @@ func TestSpecial(t *testing.T) {
 	}
 }
 
-// TestRoundTrip decodes what it has encoded, for tokens that stand for bytes: any text, and any bytes
-// with what is no text replaced.
+// TestRoundTrip decodes what it has encoded, for tokens that stand for bytes: any text, and any
+// bytes with what is no text replaced.
 func TestRoundTrip(t *testing.T) {
 	gpt2, llama2 := opened(t, "gpt2"), opened(t, "llama2")
 	piece := rapid.OneOf(rapid.String(), rapid.SampledFrom(lines(t)), rapid.StringMatching(`[ \t\n]{0,300}`),
@@ -237,7 +237,8 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// TestAddedTokensAreNotTheModels: the model knows no added token, and may have no vocabulary at all.
+// TestAddedTokensAreNotTheModels: the model knows no added token, and may have no vocabulary at
+// all.
 func TestAddedTokensAreNotTheModels(t *testing.T) {
 	dir := t.TempDir()
 	for _, model := range []string{`{"type": "BPE", "vocab": {"?": 0}, "merges": [], "unk_token": "?"}`, `{"type": "BPE", "merges": []}`} {

@@ -280,7 +280,8 @@ func (r *rendering) extreme(name string, items, args []any) any {
 	return best
 }
 
-// batch divides the items into lists of one length. The last list is filled up if there is a filling.
+// batch divides the items into lists of one length. The last list is filled up if there is a
+// filling.
 func (r *rendering) batch(items, args []any) (lists []any) {
 	n := int(min(integral("the filter batch", args[0]), maxSteps))
 	if n < 1 {

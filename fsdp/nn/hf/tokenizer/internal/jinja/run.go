@@ -1,6 +1,7 @@
 package jinja
 
-// A node is a part of a template. Its run returns "break" or "continue" if that ends the round of a loop.
+// A node is a part of a template. Its run returns "break" or "continue" if that ends the round of a
+// loop.
 type node interface {
 	run(r *rendering, s *scope) (jump string)
 }

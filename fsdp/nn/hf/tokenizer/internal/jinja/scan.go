@@ -16,8 +16,8 @@ const blanks = " \t\n\r\v\f"
 
 var endRaw = regexp.MustCompile(`\{%[-+]?\s*endraw\s*[-+]?%\}`)
 
-// scan cuts a template into its tags, without comments. The spaces and line breaks that Jinja removes
-// around tags are gone, by the settings of transformers, trim_blocks and lstrip_blocks.
+// scan cuts a template into its tags, without comments. The spaces and line breaks that Jinja
+// removes around tags are gone, by the settings of transformers, trim_blocks and lstrip_blocks.
 func scan(source string) (list []tag) {
 	source = strings.TrimSuffix(strings.ReplaceAll(source, "\r\n", "\n"), "\n")
 	raw := false // text up to endraw
@@ -179,7 +179,8 @@ func lex(code string) (list []token) {
 
 var escaped = regexp.MustCompile(`(?s)\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)`)
 
-// unescape replaces the escapes of a text by their characters, as Python does. It leaves others as they are.
+// unescape replaces the escapes of a text by their characters, as Python does. It leaves others as
+// they are.
 func unescape(text string) string {
 	return escaped.ReplaceAllStringFunc(text, func(e string) string {
 		switch c := e[1]; {
