@@ -158,8 +158,8 @@ func (l *Layout) Len() int { return l.world * l.shardLen }
 // ShardLen returns the length of every rank's shard in elements, padding included.
 func (l *Layout) ShardLen() int { return l.shardLen }
 
-// Excess returns how many elements each shard is longer than if the group were cut anywhere, in equal
-// parts.
+// Excess returns how many elements each shard is longer than if the group were cut anywhere, in
+// equal parts.
 func (l *Layout) Excess() int { return l.excess }
 
 // Offset returns the position of parameter i in the flat buffer: its elements are [Offset(i),

@@ -124,8 +124,8 @@ func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimiz
 	return all
 }
 
-// TestTrainedGPT trains on 3 ranks, saves and merges. The merged file has the values of StateDict and
-// of Export, and Import reads it.
+// TestTrainedGPT trains on 3 ranks, saves and merges. The merged file has the values of StateDict
+// and of Export, and Import reads it.
 func TestTrainedGPT(t *testing.T) {
 	dir := t.TempDir()
 	ckpt, exported := filepath.Join(dir, "ckpt"), filepath.Join(dir, "exported.safetensors")
@@ -166,7 +166,8 @@ func TestTrainedGPT(t *testing.T) {
 	})
 }
 
-// TestTrainedAdapters saves adapters without the model under them. The commands say that it is not there.
+// TestTrainedAdapters saves adapters without the model under them. The commands say that it is not
+// there.
 func TestTrainedAdapters(t *testing.T) {
 	dir := t.TempDir()
 	ckpt, out := filepath.Join(dir, "ckpt"), filepath.Join(dir, "merged.safetensors")

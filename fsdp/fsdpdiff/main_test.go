@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/hashes"
 )
 
-// record writes the record of one rank, of three steps, each of which has one gradient for each sum.
+// record writes the record of one rank, of three steps, each of which has one gradient for each
+// sum.
 func record(t *testing.T, sums func(step int) []uint32) string {
 	dir := t.TempDir()
 	file, err := os.Create(filepath.Join(dir, "rank-0.hashes"))
@@ -29,8 +30,8 @@ func record(t *testing.T, sums func(step int) []uint32) string {
 	return dir
 }
 
-// TestEnds compares a run with one that has fewer steps, and with ones whose record has lost its end, at
-// any byte: fsdpdiff says that the rest is the same and where the record ends.
+// TestEnds compares a run with one that has fewer steps, and with ones whose record has lost its
+// end, at any byte: fsdpdiff says that the rest is the same and where the record ends.
 func TestEnds(t *testing.T) {
 	a := record(t, func(int) []uint32 { return make([]uint32, 3) })
 	text, err := os.ReadFile(filepath.Join(a, "rank-0.hashes"))

@@ -69,7 +69,8 @@ func (r *report) table(answers []*answer) {
 	fmt.Fprintln(&r.text)
 }
 
-// smallest says whether the number of GPUs is enough, and what fills the memory of the best setting.
+// smallest says whether the number of GPUs is enough, and what fills the memory of the best
+// setting.
 func (r *report) smallest(a *answer) {
 	if a.fits > 0 {
 		r.say("%s are the fewest on which a setting fits, counted in hosts of %d.", gpus(a.ranks), r.host())

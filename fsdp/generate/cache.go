@@ -33,8 +33,8 @@ func (c *cache[T]) need(n int) int {
 	return bucket(max(n, smallest))
 }
 
-// held returns the range of a row that holds n tokens, or the last of them if the window has no room
-// for all.
+// held returns the range of a row that holds n tokens, or the last of them if the window has no
+// room for all.
 func (c *cache[T]) held(n int) (lo, hi int) {
 	if c.window > 0 {
 		return max(0, c.capacity-n), c.capacity

@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPermute moves rows in place, from rows that are or are not to be written, in circles and not, and
-// touches none that stays.
+// TestPermute moves rows in place, from rows that are or are not to be written, in circles and not,
+// and touches none that stays.
 func TestPermute(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 8).Draw(t, "rows")
@@ -37,8 +37,8 @@ func indices(n int) (list []int) {
 	return list
 }
 
-// TestCacheKeepsWhatItWasGiven adds, moves and drops rows at random, and compares the last tokens of
-// each with a list.
+// TestCacheKeepsWhatItWasGiven adds, moves and drops rows at random, and compares the last tokens
+// of each with a list.
 func TestCacheKeepsWhatItWasGiven(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := Size{Layers: rapid.IntRange(1, 2).Draw(t, "layers"), Width: rapid.IntRange(1, 3).Draw(t, "width"),

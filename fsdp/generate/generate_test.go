@@ -46,7 +46,8 @@ var models = map[string]model{
 		RopeScaling: op.RopeScaling{Factor: 4, LowFreq: 1, HighFreq: 4, Original: 8}},
 }
 
-// wrap returns m on a rank, to be closed, with weights so large that its texts are not all the same.
+// wrap returns m on a rank, to be closed, with weights so large that its texts are not all the
+// same.
 func wrap(t *testing.T, g comm.Group, m model, c fsdp.Config) *fsdp.Sharded {
 	c.Group, c.WrapPolicy, c.Seed = g, fsdp.WrapEach(), 3
 	s, err := fsdp.Wrap(m, c)
@@ -97,9 +98,9 @@ func last(out fsdp.Tensor) []float64 {
 	return logits
 }
 
-// TestGreedyEqualsForward compares what is written with a cache, prompts of all lengths in one batch,
-// with the likeliest tokens of whole forwards: by one rank, and by three that have different numbers
-// of prompts.
+// TestGreedyEqualsForward compares what is written with a cache, prompts of all lengths in one
+// batch, with the likeliest tokens of whole forwards: by one rank, and by three that have different
+// numbers of prompts.
 func TestGreedyEqualsForward(t *testing.T) {
 	const most = 12
 	prompts := [][]int{prompt(1, 1), prompt(2, 17), prompt(3, 5), prompt(4, 38), prompt(5, 16), prompt(6, 2)}
@@ -239,8 +240,8 @@ func TestBeamsEqualForward(t *testing.T) {
 	}
 }
 
-// TestEncoderEqualsForward writes after what an encoder has read, prompts of all lengths in one batch,
-// and compares with whole forwards: greedily and by beams, on one rank and on two.
+// TestEncoderEqualsForward writes after what an encoder has read, prompts of all lengths in one
+// batch, and compares with whole forwards: greedily and by beams, on one rank and on two.
 func TestEncoderEqualsForward(t *testing.T) {
 	prompts := [][]int{prompt(1, 3), prompt(2, 21), prompt(3, 6), prompt(4, 1), prompt(7, 16)}
 	for name, t5 := range map[string]*nn.T5{
@@ -343,8 +344,8 @@ func TestStreamEnds(t *testing.T) {
 	}))
 }
 
-// TestPrecisions writes with models in float32 and bfloat16, and inside an iteration of Join in which a
-// rank has nothing.
+// TestPrecisions writes with models in float32 and bfloat16, and inside an iteration of Join in
+// which a rank has nothing.
 func TestPrecisions(t *testing.T) {
 	gpt := models["llama"]
 	for _, p := range []fsdp.Precision{{}, fsdp.BF16()} {
@@ -407,8 +408,8 @@ func TestErrors(t *testing.T) {
 	require.ErrorContains(t, err, "the model is nil")
 }
 
-// TestCut writes texts that end with the context, before MaxTokens: a warning, but not if MaxTokens asks
-// for all that there is room for, and not of texts that end otherwise.
+// TestCut writes texts that end with the context, before MaxTokens: a warning, but not if MaxTokens
+// asks for all that there is room for, and not of texts that end otherwise.
 func TestCut(t *testing.T) {
 	log, before := new(bytes.Buffer), slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
@@ -436,8 +437,8 @@ func TestCut(t *testing.T) {
 	require.Empty(t, log.String())
 }
 
-// TestErrorTexts: errors say what was wrong with which prompt, on which rank, and nothing of calls that
-// the caller has not made.
+// TestErrorTexts: errors say what was wrong with which prompt, on which rank, and nothing of calls
+// that the caller has not made.
 func TestErrorTexts(t *testing.T) {
 	gpt := models["gpt"]
 	errs := make([]error, 2)

@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// TestNothingIsCompiledAgain runs passes of the sizes that a model with 32 layers and 4096 tokens of
-// context needs, all of them twice: those of the second round allocate what a pass does that was
+// TestNothingIsCompiledAgain runs passes of the sizes that a model with 32 layers and 4096 tokens
+// of context needs, all of them twice: those of the second round allocate what a pass does that was
 // compiled.
 func TestNothingIsCompiledAgain(t *testing.T) {
 	gpt := &nn.Llama{Vocab: 5, Layers: 32, Dim: 4, Heads: 2, KVHeads: 1, Hidden: 1}
@@ -62,8 +62,8 @@ func inputs(size generate.Size, rows, news, cached int) (in []fsdp.Tensor) {
 	return in
 }
 
-// TestProgramsShareAngles: the angles of all positions, 2 MB here, are there once for the programs of
-// all sizes, or few of these would be kept.
+// TestProgramsShareAngles: the angles of all positions, 2 MB here, are there once for the programs
+// of all sizes, or few of these would be kept.
 func TestProgramsShareAngles(t *testing.T) {
 	gpt := &nn.Llama{Vocab: 5, Layers: 1, Dim: 128, Heads: 1, Hidden: 1}
 	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {

@@ -41,8 +41,8 @@
 //
 // So [fsdp.WrapEach] suits nets whose layers follow each other, and not recurrent nets. There each
 // time step uses every parameter, so a pass would gather every unit once for each step, forward and
-// backward. For recurrent nets leave Config.WrapPolicy nil, which gathers all parameters once, or give
-// all calls of a recurrent layer one name. Wrap warns of units that a pass gathers more than 4
+// backward. For recurrent nets leave Config.WrapPolicy nil, which gathers all parameters once, or
+// give all calls of a recurrent layer one name. Wrap warns of units that a pass gathers more than 4
 // times.
 //
 // Constants are computed in every call that uses them, and so are values that depend only on

@@ -96,9 +96,9 @@ func TestConvnetExample(t *testing.T) {
 	require.InDelta(t, losses[false], losses[true], 1e-12)
 }
 
-// characters is the example charRNN: two layers of LSTM over the characters of a sentence, which are
-// rows of an embedding that is sliced, SoftMax, and the sum of the negative logarithms at the next
-// character. Nothing comes from a batch.
+// characters is the example charRNN: two layers of LSTM over the characters of a sentence, which
+// are rows of an embedding that is sliced, SoftMax, and the sum of the negative logarithms at the
+// next character. Nothing comes from a batch.
 func characters(dt tensor.Dtype, sentence []int) *net {
 	m := newNet(dt)
 	const vocabulary, embedded = 6, 4
@@ -156,9 +156,9 @@ func TestCharRNNExample(t *testing.T) {
 	falls(t, model, nil, 0.3, 0.8)
 }
 
-// stacked is the example stacked_autoencoder: layers with a bias for each row, each with a denoising
-// autoencoder of tied weights behind it. Its corruption is a single number for the whole batch, since
-// the example gives it no shape.
+// stacked is the example stacked_autoencoder: layers with a bias for each row, each with a
+// denoising autoencoder of tied weights behind it. Its corruption is a single number for the whole
+// batch, since the example gives it no shape.
 type stacked struct {
 	*net
 	rows   int
@@ -219,8 +219,8 @@ func (m *stacked) pixels(step, rank int) []fsdp.Tensor {
 	return []fsdp.Tensor{dense(tensor.Float64, x, m.rows, 7)}
 }
 
-// TestAutoencoderExample trains the layers, each on what the one below makes, and then all of it, on
-// one and on two ranks. The losses fall.
+// TestAutoencoderExample trains the layers, each on what the one below makes, and then all of it,
+// on one and on two ranks. The losses fall.
 func TestAutoencoderExample(t *testing.T) {
 	requireLikeTapeMachine(t, newStacked().finetune().net, newStacked().finetune().model(t), 2, 1e-10)
 	for ranks := 1; ranks <= 2; ranks++ {

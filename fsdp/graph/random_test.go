@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/graph"
 )
 
-// noisy is two layers whose input has noise, which the second one sees too, and whose hidden units are
-// dropped. If given, the random numbers of the ranks are inputs.
+// noisy is two layers whose input has noise, which the second one sees too, and whose hidden units
+// are dropped. If given, the random numbers of the ranks are inputs.
 func noisy(dt tensor.Dtype, given [][]fsdp.Tensor) (m *net, random G.Nodes) {
 	m = newNet(dt)
 	x, y := m.input("x", 4, 6), m.input("y", 4, 3)
@@ -31,8 +31,9 @@ func noisy(dt tensor.Dtype, given [][]fsdp.Tensor) (m *net, random G.Nodes) {
 	return m, random
 }
 
-// TestRandomNodes takes a step as Gorgonia's machine does with the same random numbers. Those of the
-// first pass are what evaluation draws, every time. All calls see the same, and other ranks others.
+// TestRandomNodes takes a step as Gorgonia's machine does with the same random numbers. Those of
+// the first pass are what evaluation draws, every time. All calls see the same, and other ranks
+// others.
 func TestRandomNodes(t *testing.T) {
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5} {
 		for ranks := 1; ranks <= 3; ranks++ {
@@ -73,8 +74,8 @@ func TestRandomNodes(t *testing.T) {
 	}
 }
 
-// TestRandomNodesOfUnevenRanks draws on each rank and in each pass what it draws when all ranks have a
-// batch: one that has run out draws nothing, and goes on as the others do.
+// TestRandomNodesOfUnevenRanks draws on each rank and in each pass what it draws when all ranks
+// have a batch: one that has run out draws nothing, and goes on as the others do.
 func TestRandomNodesOfUnevenRanks(t *testing.T) {
 	const ranks, passes = 2, 3
 	m, _ := noisy(tensor.Float64, nil)

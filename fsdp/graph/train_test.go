@@ -174,8 +174,8 @@ func lstm(dt tensor.Dtype) *net {
 	return m
 }
 
-// chars is a recurrent net over a few letters as in Gorgonia's example charRNN: it slices rows of an
-// embedding, and an element of the logarithm of a SoftMax.
+// chars is a recurrent net over a few letters as in Gorgonia's example charRNN: it slices rows of
+// an embedding, and an element of the logarithm of a SoftMax.
 func chars(dt tensor.Dtype) *net {
 	m := newNet(dt)
 	const letters, embedded, hidden = 6, 4, 5
@@ -451,7 +451,8 @@ func requireLikeTapeMachine(t *testing.T, m *net, model fsdp.Model, ranks int, t
 	}
 }
 
-// TestRecurrentNetsWarn wraps a recurrent net in units that each time step gathers again, and as its comment says.
+// TestRecurrentNetsWarn wraps a recurrent net in units that each time step gathers again, and as
+// its comment says.
 func TestRecurrentNetsWarn(t *testing.T) {
 	for _, c := range []struct {
 		name string

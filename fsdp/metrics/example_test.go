@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// corner classifies points [rows, 2] by the corner of the square that they are near: one layer. Its results are the loss
-// and the logits.
+// corner classifies points [rows, 2] by the corner of the square that they are near: one layer. Its
+// results are the loss and the logits.
 func corner(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	logits := t.Call("layer", &nn.Linear{In: 2, Out: 4}, in[0])
 	return []fsdp.Ref{t.Call("loss", &nn.CrossEntropy{}, logits, in[1]), logits}, nil
@@ -37,8 +37,8 @@ func points(from, n int) []fsdp.Tensor {
 	return []fsdp.Tensor{tensor.New(tensor.WithShape(n, 2), tensor.WithBacking(x)), tensor.New(tensor.WithShape(n), tensor.WithBacking(y))}
 }
 
-// A classifier is validated on ranks of which one has three batches, of different sizes, and the other one. Every row counts
-// once, whoever has it.
+// A classifier is validated on ranks of which one has three batches, of different sizes, and the
+// other one. Every row counts once, whoever has it.
 func Example() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
 		m, err := fsdp.Wrap(model(corner), fsdp.Config{Group: g})

@@ -317,7 +317,8 @@ func TestBadInput(t *testing.T) {
 	require.Panics(t, func() { c.Count(0, 3) })
 }
 
-// TestWhatIsNoNumber is passed on by means, unless it has no weight, never right, and counted apart.
+// TestWhatIsNoNumber is passed on by means, unless it has no weight, never right, and counted
+// apart.
 func TestWhatIsNoNumber(t *testing.T) {
 	nan := math.NaN()
 	m, a, h := &metrics.Mean{}, &metrics.Accuracy{K: 2}, &metrics.Histogram{Edges: []float64{0}}
@@ -394,8 +395,8 @@ func TestReduceOfNone(t *testing.T) {
 	}
 }
 
-// TestMeanIsExact compares sums of numbers of all magnitudes with those of big numbers, in any order
-// and over any number of ranks.
+// TestMeanIsExact compares sums of numbers of all magnitudes with those of big numbers, in any
+// order and over any number of ranks.
 func TestMeanIsExact(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		list := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) float64 {

@@ -82,8 +82,8 @@ func (c curve) String() string {
 	return b.String()
 }
 
-// smooth returns points with means of their neighborhoods: a fortieth of all points to each side, fewer near
-// the beginning, where losses fall fast.
+// smooth returns points with means of their neighborhoods: a fortieth of all points to each side,
+// fewer near the beginning, where losses fall fast.
 func smooth(points []Point) []Point {
 	sums := make([]float64, len(points)+1)
 	for i, q := range points {
@@ -205,7 +205,8 @@ func (p *plot) line(points []Point, style string, every int) {
 	}
 }
 
-// segment sets the dots from (x0, y0) to (x1, y1), x0 <= x1. A line does not share cells with another one.
+// segment sets the dots from (x0, y0) to (x1, y1), x0 <= x1. A line does not share cells with
+// another one.
 func (p *plot) segment(x0, y0, x1, y1 int, style string, every int) {
 	n := max(x1-x0, y1-y0, y0-y1, 1)
 	for i := 0; i <= n; i += every {

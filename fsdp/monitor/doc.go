@@ -19,8 +19,9 @@
 //
 // If the output is not a terminal, rank 0 shows about twenty such lines in a run, and at least one
 // every ten minutes. Close draws the smoothed curve of the loss with its range, the curve of
-// [Monitor.Eval], and a summary of the run. [SVG] draws the same as a picture, with speed and memory. Print other text through [Monitor.Screen], which is an io.Writer for loggers,
-// too. The text appears above the line.
+// [Monitor.Eval], and a summary of the run. [SVG] draws the same as a picture, with speed and
+// memory. Print other text through [Monitor.Screen], which is an io.Writer for loggers, too. The
+// text appears above the line.
 //
 // # Exchanges
 //
@@ -33,8 +34,9 @@
 // the mean of that number of steps. Values that are the same on all ranks, such as a learning rate,
 // stay as they are. If all values are, Config.Agreed saves the exchange.
 //
-// If targets are masked, as in a training on answers, the units are often all tokens of a batch. With
-// Config.Model the monitor also shows and records the targets that count, see [fsdp.Sharded.Targets].
+// If targets are masked, as in a training on answers, the units are often all tokens of a batch.
+// With Config.Model the monitor also shows and records the targets that count, see
+// [fsdp.Sharded.Targets].
 //
 // With Config.Profile the monitor also shows, at intervals, the rank or link that the other ranks
 // wait for. With Config.Cluster it shows differences in time and memory from the plan: see package

@@ -37,9 +37,9 @@ func counting(batches int) iter.Seq2[[]fsdp.Tensor, error] {
 	}
 }
 
-// Two ranks train on uneven data: rank 0 has 40 batches, rank 1 has 30. The loss that is shown is the
-// mean over the tokens of both; a rank without a batch says 0 and counts for nothing. What is shown
-// depends on the machine, so the example looks at what every rank knows.
+// Two ranks train on uneven data: rank 0 has 40 batches, rank 1 has 30. The loss that is shown is
+// the mean over the tokens of both; a rank without a batch says 0 and counts for nothing. What is
+// shown depends on the machine, so the example looks at what every rank knows.
 func Example() {
 	model := &nn.GPT{Vocab: 10, Context: length, Layers: 1, Dim: 16, Heads: 2}
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) (err error) {

@@ -69,8 +69,9 @@ func TestModel(t *testing.T) {
 	require.Regexp(t, `memory per rank: .* kB at most, 20.8 kB planned\n`, shown.String())
 }
 
-// TestTargets trains on rows whose targets are masked in part, on uneven ranks, one step of which has a pass
-// that is no rank's batch. The monitor counts the targets of batches, and continues to count when it resumes.
+// TestTargets trains on rows whose targets are masked in part, on uneven ranks, one step of which
+// has a pass that is no rank's batch. The monitor counts the targets of batches, and continues to
+// count when it resumes.
 func TestTargets(t *testing.T) {
 	var k keeper
 	var shown bytes.Buffer
@@ -142,8 +143,8 @@ func TestMeasurePeak(t *testing.T) {
 	}
 }
 
-// TestFrozenParametersSaveOperations trains adapters of a model: each frozen weight that meets a token takes
-// four operations in place of six, also where backward computes activations again.
+// TestFrozenParametersSaveOperations trains adapters of a model: each frozen weight that meets a
+// token takes four operations in place of six, also where backward computes activations again.
 func TestFrozenParametersSaveOperations(t *testing.T) {
 	const length, rows = 32, 2
 	model := &nn.GPT{Vocab: 64, Context: length, Layers: 2, Dim: 64, Heads: 4, LoRA: nn.LoRA{Rank: 1}}
@@ -162,7 +163,8 @@ func TestFrozenParametersSaveOperations(t *testing.T) {
 	}
 	require.Equal(t, float64(all), flops(fsdp.Config{}))
 	adapters := func(name string) bool { return !nn.IsAdapter(name) }
-	// The weights of the blocks and the head have no gradients, and neither has the first block's input.
+	// The weights of the blocks and the head have no gradients, and neither has the first block's
+	// input.
 	needed := all - 2*(2*12*64*64+64*64) - 2*3*64*64
 	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters}), 0.02)
 	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters, Activations: fsdp.Activations{Save: blocks}}), 0.02)

@@ -148,8 +148,8 @@ func New(cfg Config) (*Monitor, error) {
 type Values map[string]float64
 
 // Step ends a step. units is the amount of this rank's training in the step, such as tokens. It is
-// the weight of the rank's values among all ranks, and 0 without a batch. If targets are masked, the
-// mean loss over all ranks is exact if units is their number that counts. Every rank calls Step
+// the weight of the rank's values among all ranks, and 0 without a batch. If targets are masked,
+// the mean loss over all ranks is exact if units is their number that counts. Every rank calls Step
 // after every step, with values of the same names. Every Config.Every steps, the ranks exchange
 // their data in one all-gather. Rank 0 shows the result and passes it to the writers. A value that
 // is the same on all ranks stays the same to the bit. Step does not keep values.
@@ -349,8 +349,8 @@ func (m *Monitor) Done() (share float64) {
 }
 
 // State returns the state from which a resumed run continues as if without interruption: the curve,
-// averages, counts and position in the files. It is the same on every rank, as [fsdp.SaveOptions].Extra
-// requires:
+// averages, counts and position in the files. It is the same on every rank, as
+// [fsdp.SaveOptions].Extra requires:
 //
 //	m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"monitor": mon.State()}})
 //

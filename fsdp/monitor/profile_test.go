@@ -18,8 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// TestProfile has a run show who holds up whom, and itself beside a prediction whose links are far too
-// slow.
+// TestProfile has a run show who holds up whom, and itself beside a prediction whose links are far
+// too slow.
 func TestProfile(t *testing.T) {
 	dir := t.TempDir()
 	var out bytes.Buffer

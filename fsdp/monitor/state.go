@@ -43,8 +43,8 @@ func (s *State) clone() State {
 	return c
 }
 
-// best returns the best validation, if there are two or more: the lowest value, or the highest if the values of
-// training have risen, as accuracies do.
+// best returns the best validation, if there are two or more: the lowest value, or the highest if
+// the values of training have risen, as accuracies do.
 func (s *State) best() (what string, best Point, ok bool) {
 	if len(s.Validation) < 2 {
 		return "", Point{}, false

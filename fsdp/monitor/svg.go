@@ -17,10 +17,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
-// SVG returns a writer of a picture of the run: the smoothed loss with the range of its values and the
-// validation loss, then units per second and memory. The loss is the value "loss", or the first value of a
-// row. The file is written again every ten seconds, and at the end. Its metadata has the points, so that a
-// resumed run continues the picture.
+// SVG returns a writer of a picture of the run: the smoothed loss with the range of its values and
+// the validation loss, then units per second and memory. The loss is the value "loss", or the first
+// value of a row. The file is written again every ten seconds, and at the end. Its metadata has the
+// points, so that a resumed run continues the picture.
 func SVG(path string) Writer { return &picture{path: path} }
 
 type picture struct {

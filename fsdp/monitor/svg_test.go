@@ -30,8 +30,8 @@ func writeRows(t *testing.T, w Writer, from, to int) {
 	require.NoError(t, w.Close())
 }
 
-// TestSVG checks that the picture is well formed and has all parts, and that a resumed run draws the same picture as a
-// run without a break.
+// TestSVG checks that the picture is well formed and has all parts, and that a resumed run draws
+// the same picture as a run without a break.
 func TestSVG(t *testing.T) {
 	dir := t.TempDir()
 	whole, parts := filepath.Join(dir, "whole", "run.svg"), filepath.Join(dir, "parts", "run.svg")

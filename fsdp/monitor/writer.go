@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV], [TensorBoard] and [SVG]. The
-// Monitor calls its methods on its own goroutine.
+// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV], [TensorBoard] and [SVG].
+// The Monitor calls its methods on its own goroutine.
 type Writer interface {
 	// Open begins at a step. A resumed run repeats the steps after it: their old rows are moved to
 	// earlier-1, earlier-2, … next to the file. Step 0 begins a new run: the files of an earlier

@@ -171,8 +171,8 @@ func text(t require.TestingT, path string) []byte {
 	return b
 }
 
-// TestWriters writes rows at random and reads them back; the run is interrupted at random, its files
-// torn, and goes on from a step that was saved.
+// TestWriters writes rows at random and reads them back; the run is interrupted at random, its
+// files torn, and goes on from a step that was saved.
 func TestWriters(t *testing.T) {
 	for name, f := range formats {
 		t.Run(name, func(t *testing.T) {
@@ -217,8 +217,8 @@ func TestWriters(t *testing.T) {
 	}
 }
 
-// tear takes bytes from the end of a file, as a kill in the middle of a row does, if that row is of a
-// step that was not saved.
+// tear takes bytes from the end of a file, as a kill in the middle of a row does, if that row is of
+// a step that was not saved.
 func tear(t *rapid.T, path string, saved int, last bool) {
 	if info, err := os.Stat(path); err == nil && last {
 		require.NoError(t, os.Truncate(path, info.Size()-rapid.Int64Range(0, 15).Draw(t, "torn")))
@@ -254,8 +254,8 @@ func TestWritersBeginAnew(t *testing.T) {
 	}
 }
 
-// TestResumeKeepsRows goes on twice from an earlier step: rows of later steps, and a row that a kill has cut,
-// are in a file of their own that can be read.
+// TestResumeKeepsRows goes on twice from an earlier step: rows of later steps, and a row that a
+// kill has cut, are in a file of their own that can be read.
 func TestResumeKeepsRows(t *testing.T) {
 	for _, f := range formats {
 		dir := t.TempDir()
@@ -357,8 +357,8 @@ func TestCSVColumns(t *testing.T) {
 	require.Len(t, left, 1)
 }
 
-// TestFilesOfARun has one file of each kind for a job of several ranks, that goes on after two of its
-// steps were lost.
+// TestFilesOfARun has one file of each kind for a job of several ranks, that goes on after two of
+// its steps were lost.
 func TestFilesOfARun(t *testing.T) {
 	dir := t.TempDir()
 	var saved State

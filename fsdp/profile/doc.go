@@ -43,8 +43,8 @@
 //
 // A comparison pairs each operation with the same one in a plan that is played on a cluster. It
 // names the operations with the largest deviations, and compares the peak memory.
-// [Profile.AddTrace] adds the predicted pass to the traces of the model's TraceDir, at the beginning of
-// the last real one:
+// [Profile.AddTrace] adds the predicted pass to the traces of the model's TraceDir, at the
+// beginning of the last real one:
 //
 //	rank 0                       calls    ▏forward blocks.0▕ ▏forward blocks.1▕
 //	rank 0, predicted for h100   compute  ▏forward blocks.0▕▏forward blocks.1▕

@@ -14,7 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/profile"
 )
 
-// Three ranks train, and ask which of them holds the others up. What it says depends on the machine.
+// Three ranks train, and ask which of them holds the others up. What it says depends on the
+// machine.
 func Example() {
 	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
 		prof := profile.New()

@@ -196,8 +196,8 @@ func TestStragglers(t *testing.T) {
 	}
 }
 
-// TestShare has two ranks, of which one computes 40 ms longer in a pass that then takes 100: the other
-// waits for it as long.
+// TestShare has two ranks, of which one computes 40 ms longer in a pass that then takes 100: the
+// other waits for it as long.
 func TestShare(t *testing.T) {
 	j := newJob(2)
 	j.calls = []string{"a"}
@@ -258,7 +258,8 @@ func TestCounts(t *testing.T) {
 	require.ErrorContains(t, err, "no pass has been counted")
 }
 
-// TestCoresOfHosts has ranks share cores on one host, leave some idle on another, and use all on the third.
+// TestCoresOfHosts has ranks share cores on one host, leave some idle on another, and use all on
+// the third.
 func TestCoresOfHosts(t *testing.T) {
 	said := func(hosts ...profile.Host) string {
 		var all []*profile.Totals
@@ -309,7 +310,8 @@ func TestEvaluation(t *testing.T) {
 	require.Equal(t, 1, p.Totals().Ops[0].Count)
 }
 
-// TestHeldPasses runs forwards of two passes, an evaluation, and then their backwards, as Hold lets.
+// TestHeldPasses runs forwards of two passes, an evaluation, and then their backwards, as Hold
+// lets.
 func TestHeldPasses(t *testing.T) {
 	p, now := profile.New(), 0.0
 	op := func(pass int, kind string, eval bool) {

@@ -41,10 +41,10 @@ func (p *Profile) Traced() bool {
 	return p.to.Trace != ""
 }
 
-// AddTrace writes the pass, as predicted for a cluster, into the model's TraceDir, next to the last real
-// one. Perfetto shows both in files that are joined as fsdprun -trace does. Only rank 0 may call
-// it, as all files follow its clock. It returns the name of the file. Another call replaces the
-// file.
+// AddTrace writes the pass, as predicted for a cluster, into the model's TraceDir, next to the last
+// real one. Perfetto shows both in files that are joined as fsdprun -trace does. Only rank 0 may
+// call it, as all files follow its clock. It returns the name of the file. Another call replaces
+// the file.
 func (p *Profile) AddTrace(pass *plan.Pass, c *plan.Cluster) (path string, err error) {
 	p.mu.Lock()
 	to, begin := p.to, p.started

@@ -222,7 +222,8 @@ func TestNoCatchAllPackages(t *testing.T) {
 	}
 }
 
-// needs is the one file whose code skips tests, and only on devices in place of the processor: see kit.Needs.
+// needs is the one file whose code skips tests, and only on devices in place of the processor: see
+// kit.Needs.
 const needs = "fsdp/internal/accept/kit/needs.go"
 
 // TestTestsRun checks that tests neither sleep nor skip: one that waits for time proves nothing on

@@ -37,7 +37,8 @@ var parsed = map[string]string{
 // command matches a command line in a comment of an example.
 var command = regexp.MustCompile(`(?m)^\t(?:\$ )?((?:mpirun .*|go run \./fsdp/fsdprun .*)?(?:go run )?\./examples/(\w+)(.*))$`)
 
-// TestCommands runs each command in the comments of the examples, or parses its flags. It leaves out launchers.
+// TestCommands runs each command in the comments of the examples, or parses its flags. It leaves
+// out launchers.
 func TestCommands(t *testing.T) {
 	t.Chdir(root)
 	files, err := filepath.Glob("examples/*/*.go")

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hard are word orders that make a reader read a sentence twice: pronouns in place of nouns, clauses
-// in place of nouns, and a preposition at the beginning of a sentence.
+// hard are word orders that make a reader read a sentence twice: pronouns in place of nouns,
+// clauses in place of nouns, and a preposition at the beginning of a sentence.
 var hard = []*regexp.Regexp{
 	regexp.MustCompile(`\b([Tt]hat|[Tt]hose) of\b`),
 	regexp.MustCompile(`\b(as|than|for|in|with|from|by) (that|those)\b`),
@@ -23,8 +23,8 @@ var hard = []*regexp.Regexp{
 	regexp.MustCompile(`(^|[.] )(Of|Where) [a-z]`),
 }
 
-// allowed are parts of sentences in which such an order is right: output of programs, names, messages
-// of a protocol, and relative clauses.
+// allowed are parts of sentences in which such an order is right: output of programs, names,
+// messages of a protocol, and relative clauses.
 var allowed = regexp.MustCompile(strings.Join([]string{
 	`MB beside [0-9.]+ MB sent`, // printed by fsdp.Plan
 	`[.(\[]Beside\b`, `\bBeside (compares|has|returns)`, `of Beside\b`, `option Beside\b`,

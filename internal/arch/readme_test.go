@@ -29,8 +29,8 @@ func block(t *testing.T, begin string) string {
 	return strings.TrimPrefix(begin, "```go\n") + body + "\n"
 }
 
-// TestReadmeProgram builds and runs the program of the README with its go.mod, in a directory of its
-// own, without a network.
+// TestReadmeProgram builds and runs the program of the README with its go.mod, in a directory of
+// its own, without a network.
 func TestReadmeProgram(t *testing.T) {
 	checkout, err := filepath.Abs(root)
 	require.NoError(t, err)
@@ -83,8 +83,8 @@ func pages(t *testing.T) map[string]string {
 	return pages
 }
 
-// TestReadme checks that the README stays short, and that the two pages of names for users of PyTorch name
-// things that are there.
+// TestReadme checks that the README stays short, and that the two pages of names for users of
+// PyTorch name things that are there.
 func TestReadme(t *testing.T) {
 	require.LessOrEqual(t, strings.Count(readme(t), "\n"), 150, "lines of README.md")
 	declared, rows := declaredNames(t), 0
@@ -103,8 +103,8 @@ func TestReadme(t *testing.T) {
 	require.Greater(t, rows, 70)
 }
 
-// TestPages checks that what the README and the documents name is there: files, targets of the two Makefiles,
-// and names of packages.
+// TestPages checks that what the README and the documents name is there: files, targets of the two
+// Makefiles, and names of packages.
 func TestPages(t *testing.T) {
 	var makefiles string
 	for _, dir := range []string{"", workshop} {

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLimits reads the limits of hosts, containers and control groups of both versions, the nearest of
-// which counts.
+// TestLimits reads the limits of hosts, containers and control groups of both versions, the nearest
+// of which counts.
 func TestLimits(t *testing.T) {
 	const meminfo = "MemTotal: 900 kB\nMemAvailable:     500 kB\nSwapFree: 100 kB\n"
 	for name, c := range map[string]struct {
@@ -69,8 +69,9 @@ func TestLimits(t *testing.T) {
 	require.Equal(t, Limits(0)[0].ID, Limits(0)[0].ID)
 }
 
-// TestLimitIDs compares the IDs of processes: equal in two containers that have a limit in common, under
-// whatever path, and different for limits of other groups and hosts, and where the host is not known.
+// TestLimitIDs compares the IDs of processes: equal in two containers that have a limit in common,
+// under whatever path, and different for limits of other groups and hosts, and where the host is
+// not known.
 func TestLimitIDs(t *testing.T) {
 	host := func(boot string) string {
 		root := t.TempDir()

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHugePages finds the flag of the advice at the memory of a block in the kernel's list of mappings.
+// TestHugePages finds the flag of the advice at the memory of a block in the kernel's list of
+// mappings.
 func TestHugePages(t *testing.T) {
 	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
 		require.ErrorIs(t, err, os.ErrNotExist) // a kernel without huge pages

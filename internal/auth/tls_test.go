@@ -81,8 +81,9 @@ func TestTLSIsNotDowngraded(t *testing.T) {
 	require.Error(t, r.err)
 }
 
-// TestChallengeIsBoundToTheChannel puts somebody between two sides, who has a TLS session with each.
-// He can decrypt and pass on every byte, but not carry the proof from one session to the other.
+// TestChallengeIsBoundToTheChannel puts somebody between two sides, who has a TLS session with
+// each. He can decrypt and pass on every byte, but not carry the proof from one session to the
+// other.
 func TestChallengeIsBoundToTheChannel(t *testing.T) {
 	sc, cc, err := TLS()
 	require.NoError(t, err)

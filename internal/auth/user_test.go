@@ -43,8 +43,8 @@ func TestUserKey(t *testing.T) {
 	require.Equal(t, other, content)
 }
 
-// TestUserKeyInDanger finds a directory that others can enter, or something that is no key, or a link to
-// a directory of this user that somebody else has chosen.
+// TestUserKeyInDanger finds a directory that others can enter, or something that is no key, or a
+// link to a directory of this user that somebody else has chosen.
 func TestUserKeyInDanger(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o755))

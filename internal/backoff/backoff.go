@@ -47,7 +47,8 @@ const (
 	spinsPerYield = 256
 	// A longer yield shows that others need the processor: sleep.
 	longYield = time.Millisecond
-	// For this long after such a yield to other processes, a waiter with a time Alone sleeps after Alone.
+	// For this long after such a yield to other processes, a waiter with a time Alone sleeps after
+	// Alone.
 	cooldown = 100 * time.Millisecond
 )
 
@@ -149,11 +150,12 @@ func (w *Waiter) Idle() time.Duration {
 // the event came.
 func (w *Waiter) Progress() { w.idle, w.asked = w.Policy.Eager, time.Now() }
 
-// shortestTimer is the shortest time that timers of Go wait for on Linux: epoll counts milliseconds.
+// shortestTimer is the shortest time that timers of Go wait for on Linux: epoll counts
+// milliseconds.
 const shortestTimer = time.Millisecond
 
-// Sleep sleeps for as long as the policy says, or until one of the channels is closed; nil never is.
-// Sleeps shorter than a millisecond go on to their end.
+// Sleep sleeps for as long as the policy says, or until one of the channels is closed; nil never
+// is. Sleeps shorter than a millisecond go on to their end.
 func (w *Waiter) Sleep(quit, halt <-chan struct{}) {
 	p := w.Policy
 	d := min(max(w.Idle()/time.Duration(p.Fraction), p.Shortest), p.Longest)

@@ -30,8 +30,8 @@ func (a *Activity) Forget() {
 	a.ops = nil
 }
 
-// Oldest returns the operation that began first, such as "write /ckpt/rank-00000-of-00002.safetensors",
-// and when. It returns "" if there is none.
+// Oldest returns the operation that began first, such as "write
+// /ckpt/rank-00000-of-00002.safetensors", and when. It returns "" if there is none.
 func (a *Activity) Oldest() (what string, begin time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -52,8 +52,8 @@ func (o *object) create(d *Device, k kind, bytes int, op string, call func(conte
 	return nil
 }
 
-// withFree adds how much memory is free to the error of an allocation of the device's memory that was
-// too large.
+// withFree adds how much memory is free to the error of an allocation of the device's memory that
+// was too large.
 func (d *Device) withFree(k kind, err error) error {
 	var e *Error
 	if k != memory || !errors.As(err, &e) || !e.OutOfMemory() {

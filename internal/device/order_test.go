@@ -56,8 +56,8 @@ func TestOnlyEventsOrderStreams(t *testing.T) {
 	}
 }
 
-// TestSchedules: what streams do in no order happens in the one that the double is told, and a wait that
-// is left out gives none.
+// TestSchedules: what streams do in no order happens in the one that the double is told, and a wait
+// that is left out gives none.
 func TestSchedules(t *testing.T) {
 	c := cuda(t)
 	d := open(t, 0)

@@ -111,8 +111,8 @@ func (r run) virtual(rank, i int) int {
 
 const elements = 24
 
-// write writes the records of a run. Of micro-batch m of a step, whoever computes it, the numbers are
-// the same.
+// write writes the records of a run. Of micro-batch m of a step, whoever computes it, the numbers
+// are the same.
 func (r run) write(t *testing.T) string {
 	dir := t.TempDir()
 	numbers := func(step int, k hashes.Kind, name string, i int) []byte {

@@ -20,9 +20,9 @@ func listenUnix() (net.Listener, string, error) {
 	return l, name, err
 }
 
-// checkUser returns an error if conn does not lead to a process of user self. The kernel reports the
-// owner of a Unix socket (SO_PEERCRED, unix(7)), but not the other end of TCP, nor users outside of
-// this user namespace.
+// checkUser returns an error if conn does not lead to a process of user self. The kernel reports
+// the owner of a Unix socket (SO_PEERCRED, unix(7)), but not the other end of TCP, nor users
+// outside of this user namespace.
 func checkUser(conn net.Conn, self int) error {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {

@@ -38,8 +38,8 @@ func (f iface) ip() netip.Addr {
 
 func (f iface) String() string { return strings.TrimSpace(f.Name + " " + f.TCP) }
 
-// dialTarget is an address to dial, and the address of this host to dial from; "" leaves that to the
-// system.
+// dialTarget is an address to dial, and the address of this host to dial from; "" leaves that to
+// the system.
 type dialTarget struct{ network, address, local string }
 
 // ifacePair is the interface of the dialing rank and the interface of the listening rank.

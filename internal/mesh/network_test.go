@@ -246,8 +246,9 @@ type filled struct{ counted }
 
 func (*filled) Dial(context.Context, string) (net.Conn, error) { return nil, syscall.EMFILE }
 
-// TestLackOfFilesFails has a rank that may open no more files. After 2 s joining fails, and whatever
-// waits for a connection, unless that is here and only has to be checked. Later calls wait as before.
+// TestLackOfFilesFails has a rank that may open no more files. After 2 s joining fails, and
+// whatever waits for a connection, unless that is here and only has to be checked. Later calls wait
+// as before.
 func TestLackOfFilesFails(t *testing.T) {
 	const text = "too many open files: this process has reached its limit of open files: raise it with ulimit -n"
 	synctest.Test(t, func(t *testing.T) {

@@ -232,8 +232,8 @@ func last[T kernel.Float](v exec.Value, n int) []T {
 	return exec.Data[T](v.Bytes[len(v.Bytes)-n*int(unsafe.Sizeof(T(0))):])
 }
 
-// visible sets the positions of the geometry, and returns the mask. rest is the last arguments: none,
-// either, or both.
+// visible sets the positions of the geometry, and returns the mask. rest is the last arguments:
+// none, either, or both.
 func visible(a *kernel.Attention, packed bool, rest []exec.Value) (mask []int, err error) {
 	if n := len(rest) - 1; packed {
 		a.Positions, rest = exec.Data[int](rest[n].Bytes), rest[:n]

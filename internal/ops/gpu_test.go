@@ -17,7 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// onGPU interprets programs, as the interpreter does, and runs each instruction on a device as well.
+// onGPU interprets programs, as the interpreter does, and runs each instruction on a device as
+// well.
 type onGPU struct {
 	interpreter
 	*gputest.Machine
@@ -52,8 +53,8 @@ func (m *onGPU) run(p *exec.Program, c *exec.Call) {
 // hostOnly names the operations that package gpu refuses: see its TestWindowOnBothSides.
 var hostOnly = []string{"sdpa in a window on both sides"}
 
-// TestGPU runs every operation that GPUs have, and its gradient, on the double of a GPU, in float32,
-// float64 and bfloat16.
+// TestGPU runs every operation that GPUs have, and its gradient, on the double of a GPU, in
+// float32, float64 and bfloat16.
 func TestGPU(t *testing.T) {
 	seen := make(map[exec.Kind]bool)
 	check := func(t *testing.T, tr *exectest.Trial) {

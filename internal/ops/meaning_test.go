@@ -102,8 +102,8 @@ func reads(t *testing.T, tr *exectest.Trial, tokens int) [][]bool {
 	return depends
 }
 
-// TestAttentionSees lets a query see all keys, only earlier keys, only keys of its document, or only
-// keys that the mask does not hide.
+// TestAttentionSees lets a query see all keys, only earlier keys, only keys of its document, or
+// only keys that the mask does not hide.
 func TestAttentionSees(t *testing.T) {
 	const o, x = false, true
 	shape := []int{1, 3, 12}

@@ -91,7 +91,8 @@ func TestProductsReadTransposes(t *testing.T) {
 	require.Equal(t, 3*6, products)
 }
 
-// TestSlicesAreAddedInPlace has one gradient with zeros around a slice, to which the others are added.
+// TestSlicesAreAddedInPlace has one gradient with zeros around a slice, to which the others are
+// added.
 func TestSlicesAreAddedInPlace(t *testing.T) {
 	tr := trial(t, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		var sum *G.Node

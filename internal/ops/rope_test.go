@@ -125,8 +125,8 @@ func TestAngles(t *testing.T) {
 	}
 }
 
-// TestRopeKeepsNothing: the table is a constant, the same memory for both of two operations and in both
-// programs, and backward reads neither x nor y.
+// TestRopeKeepsNothing: the table is a constant, the same memory for both of two operations and in
+// both programs, and backward reads neither x nor y.
 func TestRopeKeepsNothing(t *testing.T) {
 	f := rope(0, kernel.Rotary{HeadDim: 4, Dims: 4})
 	u := trial(t, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {

@@ -4,9 +4,9 @@
 //	defer p.End()
 //	… p.Add(1)
 //
-// It logs the progress after a second, then after 5, 10, 20 and 40 more, and then once a minute. A fast
-// operation logs nothing. If several ranks do the same, one logs: rank 0 of a launcher's job, or the first rank
-// that begins in a process.
+// It logs the progress after a second, then after 5, 10, 20 and 40 more, and then once a minute. A
+// fast operation logs nothing. If several ranks do the same, one logs: rank 0 of a launcher's job,
+// or the first rank that begins in a process.
 package phase
 
 import (
@@ -19,7 +19,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// A Phase is an operation under way. Its methods may be called by any goroutine. They do nothing if it is nil.
+// A Phase is an operation under way. Its methods may be called by any goroutine. They do nothing if
+// it is nil.
 type Phase struct {
 	what  string
 	total int
@@ -42,7 +43,8 @@ const (
 	longest = time.Minute
 )
 
-// Begin begins a phase of total parts, or of an unknown number if total is 0. It returns nil if another rank logs.
+// Begin begins a phase of total parts, or of an unknown number if total is 0. It returns nil if
+// another rank logs.
 func Begin(what string, total int) *Phase {
 	if env, launched, err := launch.Parse(os.Getenv); err == nil && launched && env.Rank > 0 {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// A model of two layers, each sharded on its own, between an embedding and a head in a root group that is kept. The head is
-// the loss.
+// A model of two layers, each sharded on its own, between an embedding and a head in a root group
+// that is kept. The head is the loss.
 func ExampleCompile() {
 	m := &program.Model{
 		Inputs: 1,

@@ -260,8 +260,9 @@ func freedInTime(p *Program) error {
 	return nil
 }
 
-// late returns p as a scheduler would have it that frees what is frozen at the end of backward. What
-// is there is not gathered again. It returns nil if no computation is left when that is freed in p.
+// late returns p as a scheduler would have it that frees what is frozen at the end of backward.
+// What is there is not gathered again. It returns nil if no computation is left when that is freed
+// in p.
 func late(p *Program) *Program {
 	turn := slices.Index(p.Ops, Op{Turn, -1, -1})
 	ops, frees, differs := slices.Clone(p.Ops[:turn]), []Op(nil), false
@@ -284,8 +285,8 @@ func late(p *Program) *Program {
 	return p.with(ops, frees)
 }
 
-// freezing returns a chain of n units within a root, of which those in a set of bits are frozen, the
-// root by bit 0. With adapters each frozen unit has parameters that are trained, too.
+// freezing returns a chain of n units within a root, of which those in a set of bits are frozen,
+// the root by bit 0. With adapters each frozen unit has parameters that are trained, too.
 func freezing(n, frozen int, adapters bool) *Model {
 	m := rooted(n)
 	for g := range m.Groups {
@@ -303,8 +304,8 @@ func freezing(n, frozen int, adapters bool) *Model {
 
 // TestFrozenUnitsAreFreedInBackward holds the promise about frozen parameters for every choice of
 // them, under every strategy, inside NoSync and after it. Under those that gather nothing in
-// backward a unit is freed there all the same, once backward has read it. A schedule that frees what
-// is frozen at the end of backward is refused, by the check and by Verify.
+// backward a unit is freed there all the same, once backward has read it. A schedule that frees
+// what is frozen at the end of backward is refused, by the check and by Verify.
 func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 	const n = 4
 	mixed := func(g *Group) {

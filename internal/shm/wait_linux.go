@@ -30,7 +30,8 @@ func Wake(word *atomic.Uint32) {
 	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, math.MaxInt32, 0, 0, 0)
 }
 
-// Nap sleeps for about d, a system call's time longer. Timers of Go sleep for at least a millisecond.
+// Nap sleeps for about d, a system call's time longer. Timers of Go sleep for at least a
+// millisecond.
 func Nap(d time.Duration) {
 	ts := unix.NsecToTimespec(int64(max(d, 0)))
 	_, _, _ = syscall.Syscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&ts)), 0, 0) // a signal ends it earlier

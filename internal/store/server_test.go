@@ -484,7 +484,8 @@ func TestAcceptErrorsPass(t *testing.T) {
 }
 
 // TestLackOfFilesFails has a server or a client that may open no more files: after 2 s the server
-// says so to its owner, and the client gives up. Other failures of a client are those of the server.
+// says so to its owner, and the client gives up. Other failures of a client are those of the
+// server.
 func TestLackOfFilesFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const text = "too many open files: this process has reached its limit of open files: raise it with ulimit -n"

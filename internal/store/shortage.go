@@ -28,7 +28,8 @@ func (s *Shortage) Note(err error) error {
 	return nil
 }
 
-// NoteFiles is Note for calls that also fail for reasons on the other side: they count as a success.
+// NoteFiles is Note for calls that also fail for reasons on the other side: they count as a
+// success.
 func (s *Shortage) NoteFiles(err error) error {
 	if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) {
 		err = nil

@@ -150,8 +150,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestSizes says which bytes the planner counts where calls read parameters in bfloat16, and where a
-// parameter lies in buffers of both types.
+// TestSizes says which bytes the planner counts where calls read parameters in bfloat16, and where
+// a parameter lies in buffers of both types.
 func TestSizes(t *testing.T) {
 	m := &Model{
 		Params: []Param{

@@ -1,7 +1,7 @@
 // Package provenance lets a loader of package data say where a batch comes from, so that package
 // fsdp can compare it between ranks. The two meet only in the caller's loop. The note travels with
-// the batch, behind its last tensor in the capacity of the slice. A program that makes another slice
-// loses it, and then nothing is compared.
+// the batch, behind its last tensor in the capacity of the slice. A program that makes another
+// slice loses it, and then nothing is compared.
 package provenance
 
 import "gorgonia.org/tensor"

@@ -28,8 +28,8 @@ func (e *peerError) Error() string { return fmt.Sprintf("rank %d: %s", e.rank, e
 
 func newPeerError(rank int, message string) error { return &peerError{rank, message} }
 
-// TestWatchLaterGroups makes groups after a team is watched, as Freeze does: their collectives are told
-// of, too.
+// TestWatchLaterGroups makes groups after a team is watched, as Freeze does: their collectives are
+// told of, too.
 func TestWatchLaterGroups(t *testing.T) {
 	require.NoError(t, comm.Run(t.Context(), 4, func(ctx context.Context, g comm.Group) error {
 		own, err := g.Split(ctx, g.Rank()%2, 0)
@@ -139,8 +139,8 @@ func define(asks []Ask, fails []error) (ans Answer, text string) {
 	return ans, ""
 }
 
-// TestTurns has the ranks of rounds lead in turn: the lowest first, and then the next after the last
-// one that has a call. Of the words, the largest count.
+// TestTurns has the ranks of rounds lead in turn: the lowest first, and then the next after the
+// last one that has a call. Of the words, the largest count.
 func TestTurns(t *testing.T) {
 	for _, c := range []struct {
 		calls []int // that each rank has

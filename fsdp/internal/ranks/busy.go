@@ -27,8 +27,8 @@ func beat(g comm.Group) time.Duration {
 	return longestBeat
 }
 
-// Files are the operations of work on a file system, which may stop responding. A system call cannot be
-// cancelled: the work is then left behind in its goroutine.
+// Files are the operations of work on a file system, which may stop responding. A system call
+// cannot be cancelled: the work is then left behind in its goroutine.
 type Files interface {
 	// Oldest returns the operation that has been under way longest, and its begin, or "".
 	Oldest() (what string, begin time.Time)
@@ -168,8 +168,8 @@ func Run(ctx context.Context, f Files, limit time.Duration, work func(context.Co
 // useless then. The error is this rank's, nil if it was only stopped, or a LostError if the group
 // has failed. The ranks have to agree on it afterwards.
 //
-// If f is not nil, Busy leaves work behind and returns an error when one operation takes longer than the
-// timeout of the group, or when the work does not end soon after ctx.
+// If f is not nil, Busy leaves work behind and returns an error when one operation takes longer
+// than the timeout of the group, or when the work does not end soon after ctx.
 func (a *Agreement) Busy(ctx context.Context, f Files, work func(context.Context) error) (err error) {
 	if a.group.Size() == 1 {
 		return Run(ctx, f, Limit(a.group), work)

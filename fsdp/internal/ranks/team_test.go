@@ -13,8 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// TestMeshesTellOfFailures ends the team of one rank: the groups that were split off tell all others,
-// who may have nothing under way in them.
+// TestMeshesTellOfFailures ends the team of one rank: the groups that were split off tell all
+// others, who may have nothing under way in them.
 func TestMeshesTellOfFailures(t *testing.T) {
 	pulled := errors.New("cable pulled")
 	require.NoError(t, comm.Run(t.Context(), 4, func(ctx context.Context, g comm.Group) error {
@@ -34,8 +34,9 @@ func TestMeshesTellOfFailures(t *testing.T) {
 	}))
 }
 
-// TestSecondIsTheHybridGroup checks that units of a hybrid strategy and those with a second copy have
-// one group, whichever comes first. Of two the traces would have one name and each number twice.
+// TestSecondIsTheHybridGroup checks that units of a hybrid strategy and those with a second copy
+// have one group, whichever comes first. Of two the traces would have one name and each number
+// twice.
 func TestSecondIsTheHybridGroup(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		require.NoError(t, comm.Run(t.Context(), 4, func(ctx context.Context, g comm.Group) error {

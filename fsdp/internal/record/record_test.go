@@ -31,8 +31,8 @@ func onRank1(t *testing.T, f func(g comm.Group)) {
 	}))
 }
 
-// TestOpen: starts and models have files of their own, none is written over, and ranks are those of the
-// launcher.
+// TestOpen: starts and models have files of their own, none is written over, and ranks are those of
+// the launcher.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	onRank1(t, func(g comm.Group) {
@@ -102,8 +102,8 @@ func recordedRun(t *testing.T, dir string, shards func(v []float32) optim.Vec) (
 	return err
 }
 
-// TestWhatIsRecorded: parameters are in the first pass of a step, and each piece is hashed without its
-// padding, wherever it lies.
+// TestWhatIsRecorded: parameters are in the first pass of a step, and each piece is hashed without
+// its padding, wherever it lies.
 func TestWhatIsRecorded(t *testing.T) {
 	host := func(v []float32) optim.Vec { return optim.Host{F32: v} }
 	for name, shards := range map[string]func(v []float32) optim.Vec{
@@ -138,7 +138,8 @@ func TestWhatIsRecorded(t *testing.T) {
 	}
 }
 
-// TestCloseReturnsTheFirstError also of vectors that cannot be read. Standard error has it at once, and once.
+// TestCloseReturnsTheFirstError also of vectors that cannot be read. Standard error has it at once,
+// and once.
 func TestCloseReturnsTheFirstError(t *testing.T) {
 	gone := errors.New("gone")
 	written := captureStderr(t)

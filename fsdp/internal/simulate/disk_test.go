@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// disk is the file system of a job as one rank sees it: what changes something takes time, and a process that
-// has ended does it no more.
+// disk is the file system of a job as one rank sees it: what changes something takes time, and a
+// process that has ended does it no more.
 type disk struct {
 	checkpoint.FS
 	rank *rank
@@ -61,7 +61,8 @@ func (f *file) Write(p []byte) (n int, err error) {
 
 func (f *file) Sync() error { return f.disk.timed(f.Handle.Sync) }
 
-// checkDisk loses power, and looks whether what was committed is there, and nothing is there by half.
+// checkDisk loses power, and looks whether what was committed is there, and nothing is there by
+// half.
 func (j *job) checkDisk(o *outcome) {
 	o.commits += len(j.committed)
 	found, err := whole(j.disk.Crash(j.seed % 64))

@@ -12,9 +12,10 @@ import (
 
 // The base
 //
-// A checkpoint of the option TrainedOnly lacks the frozen parameters, its base. It has their names, shapes
-// and checksums instead, and Load compares them with the frozen parameters of the model. A checksum covers
-// the whole parameter, as float32, so it is the same for all layouts, numbers of ranks and master types:
+// A checkpoint of the option TrainedOnly lacks the frozen parameters, its base. It has their names,
+// shapes and checksums instead, and Load compares them with the frozen parameters of the model. A
+// checksum covers the whole parameter, as float32, so it is the same for all layouts, numbers of
+// ranks and master types:
 //
 //	every rank   the checksums of its pieces, as terms of the checksums of the whole   to rank 0
 //	rank 0       their sums                                                            to every rank
@@ -59,8 +60,8 @@ func (s *Store) describeBase(ctx context.Context, own []Piece) ([]BaseTensor, er
 	return all, nil
 }
 
-// keepBase remembers the frozen parameters that a checkpoint lacks. It returns an error on every rank if one of
-// them has changed since the checkpoint before, unless Rebase was called.
+// keepBase remembers the frozen parameters that a checkpoint lacks. It returns an error on every
+// rank if one of them has changed since the checkpoint before, unless Rebase was called.
 func (v *Saver) keepBase(now []BaseTensor) error {
 	before := make(map[checkpoint.Key]uint32, len(v.base))
 	for i := range v.base {
@@ -107,8 +108,9 @@ func (s *Store) sumBase(ctx context.Context, list []Tensor, own []Piece) ([]uint
 	return decodeSums(told), nil
 }
 
-// addTerms adds to terms the checksums of this rank's pieces, each followed by zeros to the end of its
-// parameter: the sum over all pieces is the checksum of the parameter. One of several replicas counts.
+// addTerms adds to terms the checksums of this rank's pieces, each followed by zeros to the end of
+// its parameter: the sum over all pieces is the checksum of the parameter. One of several replicas
+// counts.
 func (s *Store) addTerms(ctx context.Context, list []Tensor, own []Piece, terms []uint32) error {
 	at := make(map[checkpoint.Key]int, len(list))
 	for i := range list {

@@ -29,8 +29,8 @@ import (
 //
 // Buffers differ between ranks. A difference there is not an error.
 
-// alike returns an error on every rank if a tensor in list differs between its replicas. It calls Uneven
-// with the buffers that differ.
+// alike returns an error on every rank if a tensor in list differs between its replicas. It calls
+// Uneven with the buffers that differ.
 func (s *Store) alike(ctx context.Context, list []Tensor, own []Piece) error {
 	tensors := make(map[int][]int) // in list, by group with copies
 	var groups []int
@@ -88,7 +88,8 @@ func copied(g *layout.Group) bool {
 	return g.Ranks.Replicas > 1
 }
 
-// sum sets sums to the checksums of this rank's pieces of tensors in list that are copied. They are not 0.
+// sum sets sums to the checksums of this rank's pieces of tensors in list that are copied. They are
+// not 0.
 func (s *Store) sum(ctx context.Context, list []Tensor, own []Piece, sums []int64) error {
 	all := s.parts(own)
 	for i := range list {
@@ -123,9 +124,9 @@ func (s *Store) exchange(ctx context.Context, mine []int64) ([]int64, error) {
 	return all, nil
 }
 
-// versions compares the words of ranks that should have the same piece of a group: words[rank*step] is the
-// word of a rank. It returns the first piece with different words, as lists of ranks by word, the longest list
-// first, or nil. Ranks that have another owner's tensors do not count.
+// versions compares the words of ranks that should have the same piece of a group: words[rank*step]
+// is the word of a rank. It returns the first piece with different words, as lists of ranks by
+// word, the longest list first, or nil. Ranks that have another owner's tensors do not count.
 func (s *Store) versions(group, owner int, words []int64, step int) [][]int {
 	g := &s.Layout.Groups[group]
 	places := make(map[layout.Member][][]int)
@@ -159,7 +160,8 @@ func (s *Store) versions(group, owner int, words []int64, step int) [][]int {
 	return nil
 }
 
-// differences finds the tensors that differ between ranks, among the tensors of list with these indices.
+// differences finds the tensors that differ between ranks, among the tensors of list with these
+// indices.
 func (s *Store) differences(ctx context.Context, list []Tensor, suspects []int, sums []int64) error {
 	words := make([]int64, len(suspects))
 	for k, i := range suspects {

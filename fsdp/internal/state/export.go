@@ -21,8 +21,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// An exporter is files that rank 0 writes: the tensors, as they arrive, and the files of ExtraFiles.
-// They have other names until all are complete.
+// An exporter is files that rank 0 writes: the tensors, as they arrive, and the files of
+// ExtraFiles. They have other names until all are complete.
 type exporter struct {
 	s       *Store
 	o       *Options

@@ -51,8 +51,8 @@ func (f *Files) Leave(what string, begin time.Time, done <-chan struct{}) {
 	f.left = &leftWork{what, begin, done}
 }
 
-// Left returns a channel that is closed when the work left behind has ended, and an error that names it. It
-// returns nil if there is no such work, or it has ended.
+// Left returns a channel that is closed when the work left behind has ended, and an error that
+// names it. It returns nil if there is no such work, or it has ended.
 func (f *Files) Left() (done <-chan struct{}, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,7 +69,8 @@ func (f *Files) Left() (done <-chan struct{}, err error) {
 	}
 }
 
-// Await waits until the work left behind has ended, or has taken limit. It returns the results of Left.
+// Await waits until the work left behind has ended, or has taken limit. It returns the results of
+// Left.
 func (f *Files) Await(limit time.Duration) (done <-chan struct{}, err error) {
 	f.mu.Lock()
 	left := f.left
@@ -85,7 +86,8 @@ func (f *Files) Await(limit time.Duration) (done <-chan struct{}, err error) {
 	return f.Left()
 }
 
-// short runs work that no other rank waits for, such as removing or closing files, for a second at most.
+// short runs work that no other rank waits for, such as removing or closing files, for a second at
+// most.
 func (f *Files) short(work func() error) error {
 	return ranks.Run(context.Background(), f, time.Second, func(context.Context) error { return work() })
 }

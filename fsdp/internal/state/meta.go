@@ -27,8 +27,8 @@ type Meta struct {
 	// versions did not look for them.
 	NotFinite int `json:"not_finite,omitempty"`
 
-	// Base lists the parameters that the checkpoint lacks, as they were frozen and the option TrainedOnly
-	// was given.
+	// Base lists the parameters that the checkpoint lacks, as they were frozen and the option
+	// TrainedOnly was given.
 	Base []BaseTensor `json:"base,omitempty"`
 
 	Extra     Extras   `json:"extra,omitempty"`

@@ -48,7 +48,8 @@ type Options struct {
 	Split                  Splitter         // or nil
 }
 
-// A Splitter returns the parts of a parameter that Concat leaves whole, or none. Unlike Concat it gets the shape.
+// A Splitter returns the parts of a parameter that Concat leaves whole, or none. Unlike Concat it
+// gets the shape.
 type Splitter func(name string, shape []int) ([]Part, error)
 
 // A Maker makes the values of a tensor that a file lacks: elements first, first+1, … in row-major
@@ -198,8 +199,8 @@ type appearance struct {
 	leftOut    bool
 }
 
-// naming asks Rename, Transpose, Concat and Exclude. Names must be one-to-one, and only matrices may
-// be transposed.
+// naming asks Rename, Transpose, Concat and Exclude. Names must be one-to-one, and only matrices
+// may be transposed.
 func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	if o.Err != nil {
 		return nil, o.Err

@@ -41,7 +41,8 @@ type Memory interface {
 	Snapshot(n int) ([]byte, error)
 	// Forget drops the rounding errors of gradients that travel, which no checkpoint has.
 	Forget()
-	// Lend runs f, which calls a method of an optimizer that reads or changes vectors of the model: see optim.Guard.
+	// Lend runs f, which calls a method of an optimizer that reads or changes vectors of the model:
+	// see optim.Guard.
 	Lend(f func() error) error
 }
 

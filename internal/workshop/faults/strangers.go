@@ -20,8 +20,8 @@ import (
 )
 
 // Strangers are processes that do not belong to a job and try to join it, or keep it from starting.
-// An intrusion is their action between the moment at which rank 0 listens and the start of the other
-// ranks.
+// An intrusion is their action between the moment at which rank 0 listens and the start of the
+// other ranks.
 type intrusion struct {
 	name  string
 	begin func(s *intruder) error

@@ -1,6 +1,6 @@
-// Package kubecheck gives the manifests of examples/cluster to the code that a cluster would give them
-// to: the types, defaults and validation of Kubernetes' API server, and Kubeflow's operator. It is a
-// module of its own, for they bring half of Kubernetes with them.
+// Package kubecheck gives the manifests of examples/cluster to the code that a cluster would give
+// them to: the types, defaults and validation of Kubernetes' API server, and Kubeflow's operator.
+// It is a module of its own, for they bring half of Kubernetes with them.
 package kubecheck
 
 import (

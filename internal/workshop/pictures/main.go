@@ -52,7 +52,8 @@ func main() {
 	}
 }
 
-// dry plans the training of a model in bfloat16 on a number of ranks, with a number of rows of 1,024 tokens on each.
+// dry plans the training of a model in bfloat16 on a number of ranks, with a number of rows of
+// 1,024 tokens on each.
 func dry(model *nn.GPT, ranks, rows int, s fsdp.Strategy) (*fsdp.Plan, error) {
 	blocks := fsdp.WrapTypes(&nn.Block{})
 	return fsdp.Planner{Model: model, Config: fsdp.Config{

@@ -64,8 +64,8 @@ func (t Tree) Checkout(ctx context.Context, commit string) (base Tree, remove fu
 	return Tree{Dir: dir, Name: name}, remove, nil
 }
 
-// Build builds main packages of t, named by their directories, into the directory out. Each is built
-// in its own directory: a package may belong to another module in one commit than in another.
+// Build builds main packages of t, named by their directories, into the directory out. Each is
+// built in its own directory: a package may belong to another module in one commit than in another.
 func (t Tree) Build(ctx context.Context, out string, packages ...string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err

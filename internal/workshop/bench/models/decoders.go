@@ -54,7 +54,8 @@ func bert() contest {
 	}
 }
 
-// t5 has two layers in the encoder and in the decoder; the mask hides nothing, and PyTorch has none.
+// t5 has two layers in the encoder and in the decoder; the mask hides nothing, and PyTorch has
+// none.
 func t5() contest {
 	m := &nn.T5{
 		Vocab: decoderVocab, Encoder: decoderLayers, Decoder: decoderLayers, Dim: 512, Heads: 8, Hidden: 1024,

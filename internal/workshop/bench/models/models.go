@@ -21,7 +21,8 @@
 // planned memory. PyTorch uses autograd.grad.
 //
 // To add a contest, append it to contests, and put the same model into directory peers, under the
-// same names of parameters (see peers/peer.py). An operation is a line in ops.go and in peers/ops.py.
+// same names of parameters (see peers/peer.py). An operation is a line in ops.go and in
+// peers/ops.py.
 //
 // Real-time priority keeps other programs away: chrt -r 10.
 //

@@ -5,9 +5,10 @@
 //
 //	bench state [-models dense,moe,30M,300M] [-ranks 2,4] [-rounds 7] [-tcp] [-dir directory] [-torch python]
 //
-// Memory is the rise of the peak of resident memory. Dense and moe need 4 GB of memory, with PyTorch
-// in the run moe needs 9. 300M needs 15 on 2 ranks, and 9 GB in the directory; on 4 ranks it needs
-// more than 23, since every rank has a result and the earlier one, whose memory Into takes.
+// Memory is the rise of the peak of resident memory. Dense and moe need 4 GB of memory, with
+// PyTorch in the run moe needs 9. 300M needs 15 on 2 ranks, and 9 GB in the directory; on 4 ranks
+// it needs more than 23, since every rank has a result and the earlier one, whose memory Into
+// takes.
 //
 // # Thousands of tensors
 //
@@ -62,8 +63,8 @@
 // 2 ranks. It is at least 65× as fast as ZeRO's everywhere.
 //
 // Over TCP, before small tensors were looked up faster, moe on 4 ranks: 2.07 s by a broadcast a
-// tensor, 1.69 by one a rank, 0.66 (3.13) by OptimStateDict; on every rank 4.02, and 2.51 (1.53), or
-// 1.43 (2.91) with Into. On 2 ranks 1.04, 1.73, 0.98 (1.12); 1.32, 1.46 (0.99), 0.66 (1.99).
+// tensor, 1.69 by one a rank, 0.66 (3.13) by OptimStateDict; on every rank 4.02, and 2.51 (1.53),
+// or 1.43 (2.91) with Into. On 2 ranks 1.04, 1.73, 0.98 (1.12); 1.32, 1.46 (0.99), 0.66 (1.99).
 //
 // # Larger tensors
 //
@@ -86,8 +87,8 @@
 // # Checkpoints
 //
 // Saving with fsync ran at 0.8 to 1.0 of a plain write of the same bytes, loading from cached files
-// with all checksums at 0.5 to 0.7 of a plain read, and SaveAsync kept the training waiting for 20 ms
-// of 378 MB.
+// with all checksums at 0.5 to 0.7 of a plain read, and SaveAsync kept the training waiting for 20
+// ms of 378 MB.
 package state
 
 import (

@@ -18,8 +18,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// Search calibrates this machine, draws small models, trains each on two ranks under many settings, and
-// prints how the choice of Planner.Tune compares with the fastest of them and with the defaults.
+// Search calibrates this machine, draws small models, trains each on two ranks under many settings,
+// and prints how the choice of Planner.Tune compares with the fastest of them and with the
+// defaults.
 func Search(ctx context.Context, w io.Writer, args []string) error {
 	c := newCommand("bench search")
 	models := c.flags.Int("models", 20, "small models, drawn at random")

@@ -101,7 +101,8 @@ func (t *training) change(ctx context.Context) error {
 	return err
 }
 
-// train makes a number of updates. If uneven is set, rank r has r batches less, and takes part in the rest without a batch.
+// train makes a number of updates. If uneven is set, rank r has r batches less, and takes part in
+// the rest without a batch.
 func (t *training) train(ctx context.Context, steps int) error {
 	if !t.uneven {
 		for range steps {
