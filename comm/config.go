@@ -138,10 +138,16 @@ type Config struct {
 	// for.
 	JoinTimeout time.Duration
 	// Join is set in a process that joins a running job, in the place of a lost rank or in addition.
-	// It finds the job in the directory of Rendezvous, and Connect returns when the ranks of the job
-	// have called [Reconnect]. Rank is the place that the process prefers, below Size; the group may
-	// give it another one.
+	// It finds the job in Members, and Connect returns when the ranks of the job have called
+	// [Reconnect]. Rank is the place that the process prefers, below Size; the group may give it
+	// another one.
 	Join bool
+	// Members is a directory in which a rank records the ranks of each group and their addresses. A
+	// process with Join asks the ranks in its directory, over TCP, until one of them answers. Ranks
+	// of one host need the same directory, which is new in each attempt. Ranks with Listen may have
+	// directories that others do not see. If Members is empty, the directory is the one of Rendezvous,
+	// and all ranks see it. If there is none, no process joins.
+	Members string
 	// ReplaceTimeout is how long [Reconnect] waits for processes with Join that take the places of
 	// lost ranks. 0 means that it takes the processes
 	// that already wait.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
+	"path/filepath"
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/quorum"
@@ -39,8 +39,10 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Timeout < 0 || c.JoinTimeout < 0 || c.ReplaceTimeout < 0:
 		return c, fmt.Errorf("comm: Config.Timeout is %v, Config.JoinTimeout is %v and Config.ReplaceTimeout is %v: none may be negative",
 			c.Timeout, c.JoinTimeout, c.ReplaceTimeout)
-	case c.Join && !strings.HasPrefix(c.Rendezvous, fileScheme):
-		return c, fmt.Errorf("comm: Config.Join needs a directory in which the process finds the job: Config.Rendezvous is %q, want file:///directory", c.Rendezvous)
+	case c.Members != "" && !filepath.IsAbs(c.Members):
+		return c, fmt.Errorf("comm: Config.Members is %q, want an absolute path", c.Members)
+	case c.Join && !filepath.IsAbs(c.members()):
+		return c, fmt.Errorf("comm: Config.Join needs a directory in which the process finds the job: set Config.Members, or Config.Rendezvous to file:///directory, not %q", c.Rendezvous)
 	case int(c.Transport) >= len(transportNames):
 		return c, fmt.Errorf("comm: unknown Config.Transport %v", c.Transport)
 	case int(c.Checksums) >= len(checksumsNames):
@@ -68,7 +70,11 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 		cfg.Logger.Warn("comm: cannot report the result of joining to fsdprun", "rank", cfg.Rank, "error", terr)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, store.Advise(err))
+		at := cfg.Rendezvous
+		if cfg.Join {
+			at = cfg.members()
+		}
+		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, at, store.Advise(err))
 	}
 	return g, nil
 }
@@ -131,7 +137,7 @@ func (p *place) join(ctx, meeting context.Context, meet store.Store, j *joining)
 	if err := g.Barrier(ctx); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
-	if err := p.take(ctx, g, s, joined, j); err != nil {
+	if err := p.take(ctx, g, s, joined); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil

@@ -46,6 +46,7 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s
 //	FSDP_JOIN_TIMEOUT  how long a rank waits for the others to join: 90s
 //	FSDP_JOIN          1: the process joins a running job, see Join of [Config]
+//	FSDP_MEMBERS       directory in which a process that joins finds the job, see Members of [Config]
 //	FSDP_REPLACE       how long Reconnect waits for processes that replace lost ranks: 90s
 //
 // A job without a name, because no launcher has started it, gets one from the program,
@@ -73,7 +74,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	cfg = Config{
 		Rank: env.Rank, Size: env.Size, LocalRank: env.LocalRank, LocalSize: env.LocalSize,
 		Secret: env.Secret, TrustNetwork: env.TrustNetwork, TLS: env.TLS, Listen: env.Listen,
-		Timeout: env.Timeout, JoinTimeout: env.JoinTimeout, Join: env.Join, ReplaceTimeout: env.Replace,
+		Timeout: env.Timeout, JoinTimeout: env.JoinTimeout, Join: env.Join, Members: env.Members, ReplaceTimeout: env.Replace,
 	}
 	if env.Job == "" {
 		if env.Job, err = programName(env.Listen == ""); err != nil {

@@ -31,7 +31,8 @@ import (
 // continue. The part that continues has more than half of the ranks of the last group that was
 // agreed on, or half of them and its rank 0. So of two ranks on two hosts, rank 0 continues without
 // rank 1, and rank 1 ends without rank 0. Ranks that listen on loopback are on one host, where the
-// end of a process is certain: any number of them continues.
+// end of a process is certain: any number of them continues. With Config.Members and Config.Listen
+// they count as ranks of several hosts.
 //
 // A rank leaves as planned by closing old after a step. It reports to the others that it takes part
 // in no later group. So the others need no majority without it, and do not wait for another process
@@ -85,7 +86,18 @@ type place struct {
 
 // quorum returns the configuration of a process's part in decisions.
 func (c *Config) quorum() quorum.Config {
-	return quorum.Config{Rank: c.Rank, Job: c.Job, Secret: c.Secret, TLS: c.TLS, Listen: c.Listen, Limit: c.JoinTimeout, Replace: c.ReplaceTimeout, Log: c.Logger}
+	return quorum.Config{
+		Rank: c.Rank, Job: c.Job, Secret: c.Secret, TLS: c.TLS, Listen: c.Listen, Limit: c.JoinTimeout, Replace: c.ReplaceTimeout, Log: c.Logger,
+		Apart: c.Members != "" && c.Listen != "",
+	}
+}
+
+// members returns the directory of memberships, or "".
+func (c *Config) members() string {
+	if dir, ok := strings.CutPrefix(c.Rendezvous, fileScheme); ok && c.Members == "" {
+		return dir
+	}
+	return c.Members
 }
 
 // note describes this process to the other ranks.
@@ -106,7 +118,7 @@ func (p *place) close() error {
 }
 
 // take makes p the place of g.
-func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.Mesh, j *joining) error {
+func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.Mesh) error {
 	if p.unable != nil {
 		return p.unable
 	}
@@ -120,7 +132,7 @@ func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.M
 		}
 		p.node.Begin(p.m)
 	}
-	if err := errors.Join(p.fill(ctx, j), p.publish(ctx, j)); err != nil {
+	if err := errors.Join(p.fill(ctx), p.publish(ctx)); err != nil {
 		return err
 	}
 	s.Leaving = func() (bool, error) { return p.leave(g) }
@@ -139,7 +151,8 @@ func (p *place) leave(g Group) (departs bool, err error) {
 		return false, nil
 	}
 	p.left = true
-	return true, p.node.Close()
+	err = p.node.Close()
+	return p.node.Latest() == p.m.Number, err // else it may have let a process in, which lives
 }
 
 // mostTries is how often the same ranks try to form a group.
@@ -203,25 +216,32 @@ func (p *place) form(ctx context.Context, m quorum.Membership, j *joining) (Grou
 	return g, err
 }
 
-// mostPublished is the number of ranks that publish a membership, and of members in it.
+// mostPublished is the number of members of a membership in a directory, and of ranks that publish
+// it if all have the same directory.
 const mostPublished = 16
 
 func keyMembers(number int) string { return fmt.Sprint("members/", number) }
 
-// publish writes the membership into the directory of the job, if it has one, for processes that
-// join. It fails if another membership has claimed the number: the other ranks may have died after
-// they had admitted a new process, while this rank was stopped. Without such a directory no process
-// joins.
-func (p *place) publish(ctx context.Context, j *joining) error {
-	if !strings.HasPrefix(p.cfg.Rendezvous, fileScheme) || p.cfg.Rank >= mostPublished {
+// publish writes the membership into the directory of memberships, if there is one, for processes
+// that join. It fails if another membership has claimed the number: the other ranks may have died
+// after they had admitted a new process, while this rank was stopped. Without such a directory no
+// process joins.
+func (p *place) publish(ctx context.Context) error {
+	path := p.cfg.members()
+	if path == "" || p.cfg.Members == "" && p.cfg.Rank >= mostPublished {
 		return nil
 	}
-	dir, done, err := rendezvous(ctx, p.cfg, j)
+	dir, err := p.cfg.directory()
 	if err != nil {
 		return err
 	}
 	m := p.m
-	m.Members = m.Members[:min(len(m.Members), mostPublished)]
+	if n := len(m.Members); n > mostPublished { // of as many hosts as possible
+		m.Members = nil
+		for i := range mostPublished {
+			m.Members = append(m.Members, p.m.Members[i*n/mostPublished])
+		}
+	}
 	value, err := json.Marshal(m)
 	if err == nil {
 		value, err = dir.Claim(ctx, keyMembers(m.Number), value)
@@ -231,19 +251,24 @@ func (p *place) publish(ctx context.Context, j *joining) error {
 		err = json.Unmarshal(value, &first)
 	}
 	if err == nil && !slices.Equal(first.Members, m.Members) {
-		err = fmt.Errorf("%w: %s has another group %d", quorum.ErrExcluded, p.cfg.Rendezvous, m.Number)
+		err = fmt.Errorf("%w: %s has another group %d", quorum.ErrExcluded, path, m.Number)
 	}
-	return errors.Join(err, done())
+	return errors.Join(err, dir.Close())
+}
+
+// directory opens the directory of memberships.
+func (c *Config) directory() (store.Store, error) {
+	return store.Dir(c.members(), store.Config{Job: c.Job, Secret: c.Secret})
 }
 
 // enter joins a running job. It asks the members of each membership, from the first one, until one
 // of them lives.
 func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
-	dir, done, err := rendezvous(ctx, p.cfg, j)
+	dir, err := p.cfg.directory()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, done()) }()
+	defer func() { err = errors.Join(err, dir.Close()) }()
 	for number := 0; ; number++ {
 		value, err := dir.Get(ctx, keyMembers(number))
 		if err != nil {
@@ -269,11 +294,11 @@ func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
 
 // fill publishes the membership under the numbers of memberships whose groups have not formed, too.
 // A process that joins reads one number after the other.
-func (p *place) fill(ctx context.Context, j *joining) error {
+func (p *place) fill(ctx context.Context) error {
 	for number := p.first; number < p.m.Number; number++ {
 		unformed := &place{cfg: p.cfg, m: p.m}
 		unformed.m.Number = number
-		if err := unformed.publish(ctx, j); err != nil && !errors.Is(err, quorum.ErrExcluded) { // it formed on other ranks
+		if err := unformed.publish(ctx); err != nil && !errors.Is(err, quorum.ErrExcluded) { // it formed on other ranks
 			return err
 		}
 	}

@@ -240,52 +240,117 @@ func TestReplace(t *testing.T) {
 		}
 	}
 	_, err := comm.Connect(ctx, comm.Config{Rank: 0, Size: 1, Rendezvous: "tcp://127.0.0.1:1", Join: true})
-	require.ErrorContains(t, err, "Config.Join needs a directory")
+	require.ErrorContains(t, err, "Config.Join needs a directory in which the process finds the job: set Config.Members")
+	_, err = comm.Connect(ctx, comm.Config{Rank: 0, Size: 1, Rendezvous: "tcp://127.0.0.1:1", Members: "here"})
+	require.ErrorContains(t, err, `Config.Members is "here", want an absolute path`)
 }
 
 // TestReconnectAfterAll stops rank 2 of one host. The others go on, let a process in, and die. That
-// process goes on alone, so rank 2 must not, though all ranks of its group are certainly dead.
+// process goes on alone, so rank 2 must not, though all ranks of its group are certainly dead. If
+// the ranks have no directory in common, neither of the two goes on.
 func TestReconnectAfterAll(t *testing.T) {
+	for _, apart := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			net, dirs := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond}), []string{t.TempDir(), t.TempDir(), t.TempDir()}
+			sizes, errs := make([][]int, 4), make([]error, 4)
+			var all sync.WaitGroup
+			for process, rank := range []int{0, 1, 2, 2} {
+				all.Go(func() {
+					ip := fmt.Sprint("127.0.0.", 10+process)
+					host := net.Host(ip)
+					ctx := store.WithNetwork(t.Context(), host)
+					cfg := comm.Config{
+						Rank: rank, Size: 3, Rendezvous: "file://" + dirs[0], Job: t.Name(), Secret: secret, Listen: ip, Host: fmt.Sprint(process), Transport: comm.TCP,
+						Timeout: 10 * time.Second, JoinTimeout: time.Minute, Join: process == 3, Logger: slog.New(slog.DiscardHandler),
+					}
+					if apart {
+						cfg.Rendezvous, cfg.Members = "tcp://127.0.0.10:29500", dirs[process%3]
+					}
+					g, err := comm.Connect(ctx, cfg)
+					for err == nil {
+						if sizes[process] = append(sizes[process], g.Size()); g.Size() == 1 {
+							err = g.Close()
+							break
+						}
+						_ = g.Barrier(ctx)
+						switch {
+						case process == 2:
+							host.Stall(3 * time.Minute)
+							<-time.After(3 * time.Minute)
+						case process < 2 && len(sizes[process]) == 2:
+							host.Kill()
+						}
+						former := g
+						if err = errors.Join(g.Barrier(ctx), g.Barrier(ctx)); err == nil {
+							err = errors.New("the barrier is complete")
+							break
+						}
+						g, err = comm.Reconnect(ctx, former)
+						_ = former.Close() // it has failed
+					}
+					errs[process] = err
+				})
+			}
+			all.Wait()
+			if apart {
+				require.Equal(t, [][]int{{3}, {3}}, sizes[2:])
+				require.ErrorContains(t, errs[2], "1 of its 3 ranks are left")
+				require.ErrorContains(t, errs[3], "1 of its 3 ranks are left")
+				return
+			}
+			require.Equal(t, [][]int{{3}, {3, 1}}, sizes[2:])
+			require.NoError(t, errs[3])
+			require.ErrorContains(t, errs[2], "the others have continued without this rank: "+dirs[0]+" has another group 1")
+		})
+	}
+}
+
+// TestReplaceApart replaces ranks of hosts that have no directory in common. The host of rank 1
+// dies: another process with its directory takes the place. Then rank 0 dies for good, and the
+// process of its host that joins later takes a place behind the others.
+func TestReplaceApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net, dir := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond}), "file://"+t.TempDir()
-		sizes, errs := make([][]int, 4), make([]error, 4)
+		net, dirs := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond}), []string{t.TempDir(), t.TempDir(), t.TempDir()}
+		sizes, errs := make([][]int, 5), make([]error, 5)
 		var all sync.WaitGroup
-		for process, rank := range []int{0, 1, 2, 2} {
+		two, last := make(chan bool), []int{0, 0, 4, 3, 1} // number of groups of a process that ends well
+		for process, rank := range []int{0, 1, 2, 1, 0} {
 			all.Go(func() {
-				ip := fmt.Sprint("127.0.0.", 10+process)
+				ip := fmt.Sprint("10.0.0.", process)
 				host := net.Host(ip)
 				ctx := store.WithNetwork(t.Context(), host)
+				if process == 4 {
+					<-two
+				}
 				g, err := comm.Connect(ctx, comm.Config{
-					Rank: rank, Size: 3, Rendezvous: dir, Job: t.Name(), Secret: secret, Listen: ip, Host: fmt.Sprint(process), Transport: comm.TCP,
-					Timeout: 10 * time.Second, JoinTimeout: time.Minute, Join: process == 3, Logger: slog.New(slog.DiscardHandler),
+					Rank: rank, Size: 3, Rendezvous: "tcp://10.0.0.0:29500", Members: dirs[rank], Job: t.Name(), Secret: secret, Listen: ip, Host: ip, Transport: comm.TCP,
+					Timeout: 10 * time.Second, JoinTimeout: 2 * time.Minute, ReplaceTimeout: time.Second, Join: process > 2, Logger: slog.New(slog.DiscardHandler),
 				})
 				for err == nil {
-					if sizes[process] = append(sizes[process], g.Size()); g.Size() == 1 {
+					sizes[process] = append(sizes[process], g.Rank(), g.Size())
+					_ = g.Barrier(ctx) // all have the group
+					groups := len(sizes[process]) / 2
+					switch {
+					case groups == 1 && process == 1 || groups == 2 && process == 0:
+						host.Kill()
+					case g.Size() == 2 && g.Rank() == 1:
+						close(two)
+						<-time.After(time.Second)
+					}
+					former := g
+					err = g.Barrier(ctx)
+					if groups == last[process] && err == nil {
 						err = g.Close()
 						break
 					}
-					_ = g.Barrier(ctx)
-					switch {
-					case process == 2:
-						host.Stall(3 * time.Minute)
-						<-time.After(3 * time.Minute)
-					case process < 2 && len(sizes[process]) == 2:
-						host.Kill()
-					}
-					former := g
-					if err = errors.Join(g.Barrier(ctx), g.Barrier(ctx)); err == nil {
-						err = errors.New("the barrier is complete")
-						break
-					}
 					g, err = comm.Reconnect(ctx, former)
-					_ = former.Close() // it has failed
+					_ = former.Close() // it has failed, or all have called Reconnect
 				}
 				errs[process] = err
 			})
 		}
 		all.Wait()
-		require.Equal(t, [][]int{{3}, {3, 1}}, sizes[2:])
-		require.NoError(t, errs[3])
-		require.ErrorContains(t, errs[2], "the others have continued without this rank: "+dir+" has another group 1")
+		require.NoError(t, errors.Join(errs[2:]...))
+		require.Equal(t, [][]int{{0, 3, 0, 3}, {1, 3}, {2, 3, 2, 3, 1, 2, 1, 3}, {1, 3, 0, 2, 0, 3}, {2, 3}}, sizes)
 	})
 }

@@ -46,6 +46,7 @@
 //	FSDP_TIMEOUT      for how long an operation may make no progress: a duration such as 90s
 //	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join
 //	FSDP_JOIN         1 for a process that joins a running job
+//	FSDP_MEMBERS      directory in which ranks record their addresses for processes that join
 //	FSDP_REPLACE      for how long ranks wait for processes that replace lost ones
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums

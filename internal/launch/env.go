@@ -35,6 +35,7 @@ type Env struct {
 	Transport   string        // "auto", "shm", "tcp"
 	Checksums   string        // "auto", "off", "on"
 
+	Members string        // directory in which ranks record their addresses for processes that join
 	Replace time.Duration // that ranks wait for processes in the place of lost ones
 
 	Join         bool // this process joins a running job

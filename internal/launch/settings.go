@@ -29,9 +29,11 @@ const Hashes = "FSDP_HASHES"
 // Config.Observers.
 const Stragglers = "FSDP_STRAGGLERS"
 
-// JoinRunning and Replace are the variables for Join and ReplaceTimeout of comm.Config.
+// JoinRunning, Members and Replace are the variables for Join, Members and ReplaceTimeout of
+// comm.Config.
 const (
 	JoinRunning = "FSDP_JOIN"
+	Members     = "FSDP_MEMBERS"
 	Replace     = "FSDP_REPLACE"
 )
 
@@ -82,7 +84,7 @@ func settings(v *vars, e *Env) error {
 			}
 		}
 	}
-	e.Listen = v.get("FSDP_LISTEN")
+	e.Listen, e.Members = v.get("FSDP_LISTEN"), v.get(Members)
 	var err error
 	if e.Timeout, err = Timeout(v.get); err != nil {
 		return err

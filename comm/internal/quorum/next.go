@@ -131,7 +131,7 @@ func (p *proposal) follow(ctx context.Context) bool {
 			}
 			running--
 			delete(answer, e.member)
-			p.members[e.member] = p.now.Members[e.member].standing(e.err)
+			p.members[e.member] = p.standing(p.now.Members[e.member], e.err)
 		case <-more:
 			start()
 		case <-ctx.Done():
@@ -175,8 +175,8 @@ type standing struct {
 }
 
 // standing returns the state of a member that a request has failed for.
-func (m Member) standing(err error) standing {
-	return standing{lost: !errors.Is(err, errAbsent), dead: ended(err) && m.certain() || errors.Is(err, errDeparted), err: err}
+func (n *Node) standing(m Member, err error) standing {
+	return standing{lost: !errors.Is(err, errAbsent), dead: ended(err) && n.certain(m) || errors.Is(err, errDeparted), err: err}
 }
 
 // proposal is a process that proposes a membership.
@@ -281,10 +281,10 @@ func (p *proposal) visit(ctx context.Context, i int) {
 		case err == nil || ctx.Err() != nil:
 			return
 		case ended(err):
-			p.set(i, p.now.Members[i].standing(err), nil)
+			p.set(i, p.standing(p.now.Members[i], err), nil)
 			return
 		}
-		p.set(i, p.now.Members[i].standing(err), nil) // but it may be back
+		p.set(i, p.standing(p.now.Members[i], err), nil) // but it may be back
 		timer := time.NewTimer(time.Second)
 		select {
 		case <-timer.C:

@@ -39,6 +39,7 @@ type Config struct {
 	Limit   time.Duration // of a decision
 	Replace time.Duration // how long a decision waits for processes that take the places of lost ones
 	Log     *slog.Logger
+	Apart   bool // processes may join without a claim: no death is certain, see "Majority"
 }
 
 // Node is a process's part in the decisions. Its methods may be called from any goroutine.
@@ -121,6 +122,12 @@ func (n *Node) Begin(m Membership) {
 	defer n.mu.Unlock()
 	n.learn(&m, Ballot{})
 	n.wanted = max(n.wanted, m.Number)
+}
+
+// Latest returns the number of the latest membership, or -1.
+func (n *Node) Latest() int {
+	now, _ := n.state()
+	return now.Number
 }
 
 // Close ends the process's part. To the others it is dead.
@@ -348,9 +355,9 @@ func ended(err error) bool {
 
 // certain reports whether the end of a process that ended reports is certain: no part of a network
 // that is cut hides it.
-func (m Member) certain() bool {
+func (n *Node) certain(m Member) bool {
 	addr, err := netip.ParseAddrPort(m.Address)
-	return err == nil && addr.Addr().Unmap().IsLoopback()
+	return err == nil && addr.Addr().Unmap().IsLoopback() && !n.cfg.Apart
 }
 
 // try calls until the process departs, and reports whether ctx or beats have stopped it.
