@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gofsdp/gofsdp/comm/internal/quorum"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
@@ -261,6 +262,10 @@ func (c *Config) directory() (store.Store, error) {
 	return store.Dir(c.members(), store.Config{Job: c.Job, Secret: c.Secret})
 }
 
+// entryLimit is how long a process that joins waits for another membership when all members of one
+// have ended: the processes that they had let in form a group.
+const entryLimit = 10 * time.Second
+
 // enter joins a running job. It asks the members of each membership, from the first one, until one
 // of them lives.
 func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
@@ -269,8 +274,9 @@ func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
+	get := ctx
 	for number := 0; ; number++ {
-		value, err := dir.Get(ctx, keyMembers(number))
+		value, err := dir.Get(get, keyMembers(number))
 		if err != nil {
 			return nil, fmt.Errorf("no member of the %d groups before answers: %w", number, err)
 		}
@@ -289,6 +295,11 @@ func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
 			return p.again(ctx, next, j)
 		}
 		j.note(err)
+		if get = ctx; errors.Is(err, quorum.ErrEnded) {
+			var cancel context.CancelFunc
+			get, cancel = context.WithTimeoutCause(ctx, entryLimit, err)
+			defer cancel()
+		}
 	}
 }
 

@@ -351,6 +351,11 @@ func TestReplaceApart(t *testing.T) {
 		}
 		all.Wait()
 		require.NoError(t, errors.Join(errs[2:]...))
+		begin := time.Now()
+		late := comm.Config{Rank: 1, Size: 3, Members: dirs[1], Job: t.Name(), Secret: secret, Listen: "10.0.0.9", JoinTimeout: time.Hour, Join: true}
+		_, err := comm.Connect(store.WithNetwork(t.Context(), net.Host(late.Listen)), late)
+		require.ErrorContains(t, err, "all of them have ended", "none lives")
+		require.Less(t, time.Since(begin), time.Minute)
 		require.Equal(t, [][]int{{0, 3, 0, 3}, {1, 3}, {2, 3, 2, 3, 1, 2, 1, 3}, {1, 3, 0, 2, 0, 3}, {2, 3}}, sizes)
 	})
 }

@@ -52,3 +52,37 @@ func TestEnterAndEnd(t *testing.T) {
 		require.NoError(t, n.Close())
 	}
 }
+
+// TestDepartLate closes two of three ranks before their reports that they have left arrive. The
+// third rank still counts them as dead, though no end of a process is certain, and does not wait for
+// processes in their places.
+func TestDepartLate(t *testing.T) {
+	nodes, m := open(t, 3, time.Hour)
+	last := nodes[1]
+	last.cfg.Apart = true
+	for _, gone := range []int{0, 2} {
+		require.NoError(t, nodes[gone].Close())
+	}
+	var all sync.WaitGroup
+	all.Go(func() {
+		next, err := last.Next(t.Context(), 1)
+		require.NoError(t, err)
+		require.Equal(t, m.Members[1:2], next.Members)
+	})
+	require.Eventually(t, func() bool {
+		last.mu.Lock()
+		p := last.proposal
+		last.mu.Unlock()
+		if p == nil {
+			return false
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.members[0].lost && p.members[2].lost
+	}, time.Minute, time.Millisecond)
+	for _, gone := range []int{0, 2} {
+		last.Depart(m.Members[gone].ID)
+	}
+	all.Wait()
+	require.NoError(t, last.Close())
+}

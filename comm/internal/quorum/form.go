@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -28,6 +29,9 @@ func (n *Node) Meeting(ctx context.Context, m Membership) (string, error) {
 	return r.Address, nil
 }
 
+// ErrEnded is wrapped by the error of Enter if all members that it has asked have ended.
+var ErrEnded = errors.New("all of them have ended")
+
 // Enter asks the members of m to let this process in. It returns the first membership that has it,
 // or an error when none of the members answers.
 func (n *Node) Enter(ctx context.Context, m Membership) (Membership, error) {
@@ -47,6 +51,9 @@ func (n *Node) Enter(ctx context.Context, m Membership) (Membership, error) {
 	}
 	if len(errs) == 0 {
 		return Membership{}, fmt.Errorf("group %d has no members", m.Number)
+	}
+	if !slices.ContainsFunc(errs, func(err error) bool { return !ended(err) }) {
+		return Membership{}, fmt.Errorf("%w: %w", ErrEnded, errors.Join(errs...))
 	}
 	return Membership{}, errors.Join(errs...)
 }

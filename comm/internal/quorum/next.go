@@ -199,6 +199,10 @@ type proposal struct {
 // silent: when a network that was cut is whole again, all of them come back within this time.
 const hesitation = dialTime + time.Second
 
+// reportTime is how long a proposer without a majority waits for the report of a member that has
+// ended: it may have left as planned.
+const reportTime = time.Second
+
 // run proposes until there is a decision.
 func (p *proposal) run(ctx context.Context) error {
 	var visits sync.WaitGroup
@@ -282,6 +286,11 @@ func (p *proposal) visit(ctx context.Context, i int) {
 			return
 		case ended(err):
 			p.set(i, p.standing(p.now.Members[i], err), nil)
+			select {
+			case <-p.life(p.now.Members[i].ID).Done(): // its report came later than its end
+				p.set(i, p.standing(p.now.Members[i], errDeparted), nil)
+			case <-ctx.Done():
+			}
 			return
 		}
 		p.set(i, p.standing(p.now.Members[i], err), nil) // but it may be back
@@ -326,10 +335,11 @@ func (p *proposal) value() (*Membership, error) {
 		}
 	}
 	if !p.now.suffices(waits, func(i int) bool { return p.members[i].dead }) {
-		if !slices.ContainsFunc(p.members, func(s standing) bool { return !s.waits && !ended(s.err) }) {
-			return nil, p.minority()
+		pending := slices.ContainsFunc(p.members, func(s standing) bool { return !s.waits && !ended(s.err) })
+		if pending || time.Since(p.begin) < reportTime || time.Since(p.moved) < reportTime {
+			return nil, nil
 		}
-		return nil, nil
+		return nil, p.minority()
 	}
 	var joining []Member
 	for _, m := range slices.Concat(append(p.joining, here)...) {
