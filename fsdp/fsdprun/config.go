@@ -65,7 +65,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.timeout, "timeout", "", "time without progress after which an operation fails, such as 90s")
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "time that ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "number of restarts after a failure")
-	f.IntVar(&c.replace, "replace", 0, "number of ranks that are started again alone, while the\nothers call comm.Reconnect (one host)")
+	f.IntVar(&c.replace, "replace", 0, "number of ranks of this host that are started again alone,\nwhile the others call comm.Reconnect")
 	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike LoadOptions.AllowOlder, if the program does not set it")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "time between the signal to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
@@ -187,9 +187,6 @@ func (c *config) setShow(list string) error {
 func (c *config) check() error {
 	if c.restarts < 0 || c.grace < 0 || c.replace < 0 {
 		return errors.New("-restarts, -replace and -grace must not be negative")
-	}
-	if c.replace > 0 && c.nodes > 1 {
-		return errors.New("-replace is for ranks of one host; with -restarts the ranks of several hosts start again together")
 	}
 	if c.pin && !canPin {
 		return errors.New("-pin: this system does not bind processes to cores")

@@ -32,7 +32,7 @@ type start struct {
 var owned = []string{
 	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
 	"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
-	"FSDP_RENDEZVOUS",
+	"FSDP_RENDEZVOUS", launch.Members,
 }
 
 // rankEnviron returns the environment of local rank i. base has a secret and the settings of the

@@ -10,9 +10,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
@@ -42,7 +40,7 @@ func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, e
 	if err != nil {
 		return seat{}, err
 	}
-	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts}
+	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts, Replace: l.replace}
 	if l.node > 0 {
 		return newGuest(&l.config, cfg, hello, mine), nil
 	}
@@ -116,7 +114,7 @@ type heard struct {
 func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after func(time.Duration) <-chan time.Time) (seat, error) {
 	h := &holder{
 		meeting: &meeting{
-			hosts: c.nodes, restarts: c.restarts, compare: c.compare, min: c.min, patience: c.patience, since: time.Now(),
+			hosts: c.nodes, restarts: c.restarts, compare: c.compare, replace: c.replace, min: c.min, patience: c.patience, since: time.Now(),
 			job: cmp.Or(c.job, "fsdprun-"+random(4)), members: make(map[int]*member),
 		},
 		after: after, hello: hello, host: "127.0.0.1",
@@ -198,6 +196,9 @@ func (h *holder) run() {
 	)
 	for {
 		pending = append(pending, h.deliver()...)
+		if h.over && h.members[0] == nil { // the others go on without this host
+			clear(h.wires)
+		}
 		if h.over && len(pending) == 0 && len(h.wires) == 0 {
 			return
 		}
@@ -300,115 +301,4 @@ func freePort(host string) (port string, err error) {
 		}
 	}
 	return "", fmt.Errorf("no free port: %w", err)
-}
-
-// guest takes part in the meeting of host 0.
-type guest struct {
-	*config
-	cfg    store.Config
-	hello  auth.Hello
-	mine   offer // only used by run
-	orders chan order
-	done   chan struct{}  // run has ended
-	ranks  sync.WaitGroup // running ranks
-	ctx    context.Context
-	leave  context.CancelCauseFunc // stops the search for host 0
-
-	mu   sync.Mutex
-	wire *wire // the last one
-}
-
-func newGuest(c *config, cfg store.Config, hello auth.Hello, mine offer) seat {
-	g := &guest{config: c, cfg: cfg, hello: hello, mine: mine, orders: make(chan order), done: make(chan struct{})}
-	g.ctx, g.leave = context.WithCancelCause(context.Background())
-	go g.run()
-	return seat{g.orders, g.tell, func() { <-g.done; g.leave(nil) }}
-}
-
-// tell sends a report, if host 0 is connected.
-func (g *guest) tell(r report) {
-	g.mu.Lock()
-	if r.Signal != 0 && r.Signal != growSignal {
-		g.leave(fmt.Errorf("%s: this host no longer waits for host 0", signalName(r.Signal)))
-	}
-	if g.wire != nil {
-		g.wire.send(r)
-	}
-	g.mu.Unlock()
-	if r.Ended != nil {
-		g.ranks.Done()
-	}
-}
-
-// run takes part until the meeting releases this host. Whenever host 0 is gone, it ends the ranks
-// and waits for another meeting.
-func (g *guest) run() {
-	defer close(g.done)
-	for {
-		w, err := g.find()
-		if err == nil {
-			err = g.join(w)
-		}
-		if err != nil {
-			g.orders <- order{End: true, Exit: exitError, Say: err.Error()}
-			return
-		}
-		err = g.attend(w)
-		w.close()
-		if err == nil {
-			return
-		}
-		if g.restarts == 0 {
-			g.leave(errors.New("this host does not wait for host 0, because -restarts is 0"))
-		}
-		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 has disconnected: %v; ending the ranks", err)}
-		g.ranks.Wait()
-	}
-}
-
-// find connects to host 0.
-func (g *guest) find() (*wire, error) {
-	if cause := context.Cause(g.ctx); cause != nil {
-		return nil, cause
-	}
-	ctx, cancel := context.WithTimeoutCause(g.ctx, g.patience, fmt.Errorf("time is up after %v (-join-timeout)", g.patience))
-	defer cancel()
-	conn, raw, err := store.Connect(ctx, "host 0", net.JoinHostPort(g.host, g.port), g.cfg, g.hello)
-	if err != nil {
-		return nil, err
-	}
-	return newWire(conn, raw), nil
-}
-
-// join takes part from now on, unless a signal came in the meantime. Later signals go to host 0.
-func (g *guest) join(w *wire) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if cause := context.Cause(g.ctx); cause != nil {
-		w.close()
-		return cause
-	}
-	mine := g.mine
-	w.send(report{Join: &mine})
-	g.wire = w
-	return nil
-}
-
-// attend passes orders on until the last one, or until host 0 is gone.
-func (g *guest) attend(w *wire) error {
-	for {
-		var o order
-		if err := w.read(&o); err != nil {
-			return err
-		}
-		if o.Start != nil {
-			o.Start.Host, o.Start.Listen = g.host, address(w.raw.LocalAddr())
-			g.mine.Count = o.Start.Count + 1
-			g.ranks.Add(1)
-		}
-		g.orders <- o
-		if o.End {
-			return nil
-		}
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,14 +28,19 @@ type host struct {
 }
 
 func startHost(t *testing.T, flags []string) host {
-	cmd, lines := process(t, "place until signal", append(flags, os.Args[0])...)
+	return hostOf(t, "place until signal", append(flags, os.Args[0])...)
+}
+
+func hostOf(t *testing.T, script string, args ...string) host {
+	cmd, lines := process(t, script, args...)
 	return host{cmd, lines}
 }
 
-// await reads until a rank says something.
-func (h host) await(t *testing.T, want string) {
+// await reads until lines with all of these texts have come, in any order.
+func (h host) await(t *testing.T, want ...string) {
 	for line := range h.lines {
-		if strings.Contains(line, want) {
+		want = slices.DeleteFunc(want, func(text string) bool { return strings.Contains(line, text) })
+		if len(want) == 0 {
 			return
 		}
 	}
@@ -80,4 +86,27 @@ func TestHostsMeetAgain(t *testing.T) {
 	require.Equal(t, 15, hosts[0].end(syscall.SIGTERM)) // of all
 	require.Equal(t, 15, hosts[1].end(0))
 	require.Equal(t, 15, hosts[2].end(0))
+}
+
+// TestHostsGoOn kills the launcher of host 0: the ranks of the others go on, and then without a
+// second rank 0, whose host leaves.
+func TestHostsGoOn(t *testing.T) {
+	t.Setenv(launch.Replace, "1ms")
+	flags := hostFlags(t, 3, "-replace", "1")
+	hosts := []host{hostOf(t, "go on", append(flags(0), os.Args[0], "1")...)}
+	for host := range 2 {
+		hosts = append(hosts, hostOf(t, "go on", append(flags(host+1), os.Args[0], "1")...))
+	}
+	for _, h := range hosts {
+		defer func() { h.end(syscall.SIGKILL) }()
+	}
+	for r, h := range hosts {
+		h.await(t, fmt.Sprintf("is %d of 3", r), "all ranks have joined")
+	}
+	require.Equal(t, -1, hosts[0].end(syscall.SIGKILL))
+	hosts[1].await(t, "is 0 of 2")
+	hosts[2].await(t, "is 1 of 2")
+	require.Zero(t, hosts[1].end(syscall.SIGTERM))
+	hosts[2].await(t, "is 0 of 1")
+	require.Zero(t, hosts[2].end(0))
 }

@@ -124,7 +124,7 @@ func TestHostsDiffer(t *testing.T) {
 	other := secretFile(t)
 	require.NoError(t, os.WriteFile(other, []byte("another secret of these tests"), 0o600))
 	for _, c := range [][2]string{
-		{"-min 1", "host 1 has -min 1 -restarts 1, host 0 has -min 0 -restarts 1"},
+		{"-min 1", "host 1 has -min 1 -restarts 1 -replace 0, host 0 has -min 0 -restarts 1 -replace 0"},
 		{"-nnodes 3", "host 0 has -nnodes 2, host 1 has -nnodes 3: give all hosts the same"},
 		{"-job other", `runs job "127.0.0.1`},
 		{"-secret-file " + other, "the other side has a different secret"},
@@ -231,5 +231,5 @@ func TestHostGivesUp(t *testing.T) {
 	s := open(2, 2, 0, 1)
 	s.tell(1, report{Join: &offer{Ranks: 2, Most: 2}})
 	s.wait()
-	require.Regexp(t, `there was no host 1; host 1 has -min 0 -restarts 0, host 0 has -min 0 -restarts 1: give them all the same\n`, s.said())
+	require.Regexp(t, `there was no host 1; host 1 has -min 0 -restarts 0 -replace 0, host 0 has -min 0 -restarts 1 -replace 0: give them all the same\n`, s.said())
 }

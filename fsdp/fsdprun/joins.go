@@ -14,8 +14,9 @@ import (
 
 // joins lists the ranks of a host that wait to join, and those that ended without joining.
 type joins struct {
-	Wait []int // they wait for others
-	Left []int // they ended with status 0 and had not joined
+	Wait   []int // they wait for others
+	Left   []int // they ended with status 0 and had not joined
+	Joined bool  // one has joined, so that the ranks of all hosts have
 }
 
 // joinLook is the interval at which a launcher checks the progress of its ranks.
@@ -77,6 +78,7 @@ func (l *launcher) lookAt(a *attempt) {
 			}
 		}
 		all = all && r.join == launch.Joined
+		now.Joined = now.Joined || r.join == launch.Joined
 		switch {
 		case r.end == nil && r.join == launch.JoinWaits:
 			now.Wait = append(now.Wait, r.number)
@@ -84,7 +86,7 @@ func (l *launcher) lookAt(a *attempt) {
 			now.Left = append(now.Left, r.number)
 		}
 	}
-	if !slices.Equal(now.Wait, a.joins.Wait) || !slices.Equal(now.Left, a.joins.Left) {
+	if now.Joined != a.joins.Joined || !slices.Equal(now.Wait, a.joins.Wait) || !slices.Equal(now.Left, a.joins.Left) {
 		a.joins = now
 		l.seat.tell(report{Joins: &now})
 	}

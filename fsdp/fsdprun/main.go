@@ -41,6 +41,7 @@
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	FSDP_RENDEZVOUS FSDP_JOIN FSDP_REPLACE        with -replace: the directory where ranks meet; true in a process that replaces a rank
+//	FSDP_MEMBERS                                  with -replace on several hosts: a directory of this host, by which that process finds the others
 //	FSDP_JOINS                                    files by which it tells fsdprun whether it has joined the others
 //	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
 //	FSDP_TRACE                                    from -trace
@@ -116,10 +117,9 @@
 // With -replace k a rank that fails is started again alone, at most k times in a start. The others
 // do not get SIGTERM. Their program calls comm.Reconnect after the error of the lost rank, and the
 // new process, for which comm.FromEnv and comm.Run wait until then, takes the place of the lost
-// one. It gets the state from the others, see fsdp's MemoryCheckpoint. The ranks meet in a
-// directory instead of at a port. When k ranks have been replaced, or no rank of the group is left,
-// the next failure ends the start as usual. This is for one host: with several, -replace is an
-// error.
+// one. It gets the state from the others, see fsdp's MemoryCheckpoint. On one host the ranks meet in
+// a directory instead of at a port. When k ranks of a host have been replaced, or no rank of the
+// group is left, the next failure ends the start as usual. On several hosts, give -replace to all.
 //
 // With -min and -max the number of ranks changes between starts. The rule:
 //
@@ -157,6 +157,20 @@
 //
 // All fsdpruns of a job end with the same status, except on a host that leaves:
 // it ends with the status of its ranks.
+//
+// With -replace these rules apply until all ranks have joined. Then no host is
+// special:
+//
+//   - A host that is gone, host 0 included, ends no other host. The ranks of the
+//     other hosts call comm.Reconnect, and continue if they have the majority.
+//     They wait for processes in the places of the lost ones for FSDP_REPLACE (1
+//     minute). Without host 0 each fsdprun watches its own ranks, and ends with
+//     their status.
+//   - SIGTERM to one fsdprun, host 0 included, is passed to its ranks, which close
+//     their groups after a step, and is the planned end of this host's part.
+//     SIGINT to host 0 ends the job on all hosts.
+//   - After a host is gone there is no restart, as its ranks may still run. A host
+//     that leaves or is gone cannot return.
 package main
 
 import (

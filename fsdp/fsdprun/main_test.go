@@ -945,7 +945,9 @@ func TestSignalsSave(t *testing.T) {
 		}
 		var out []string
 		for line := range lines {
-			out = append(out, line)
+			if !strings.HasPrefix(line, "fsdprun: ") {
+				out = append(out, line)
+			}
 		}
 		require.NoError(t, cmd.Wait(), "%v: %q", signals, out)
 		require.Len(t, out, 2)
@@ -970,8 +972,7 @@ func TestRealSignal(t *testing.T) {
 	require.Equal(t, 15, cmd.ProcessState.ExitCode())
 }
 
-// process starts a launcher as a process, and returns its lines of standard output until that is
-// closed.
+// process starts a launcher as a process, and returns its lines of output until that is closed.
 func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan string) {
 	cmd := exec.Command(os.Args[0], append([]string{"-grace", "1h"}, args...)...)
 	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script, "TMPDIR="+t.TempDir())
@@ -980,6 +981,7 @@ func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan str
 	t.Cleanup(func() { signal.Stop(heard) })
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
+	cmd.Stderr = cmd.Stdout
 	require.NoError(t, cmd.Start())
 	lines := make(chan string, 100)
 	go func() {

@@ -42,6 +42,7 @@ import (
 type meeting struct {
 	hosts, restarts int
 	compare         bool          // compares ranks when a start has ended
+	replace         int           // ranks of each host that are replaced alone
 	min             int           // least number of ranks; 0 for all ranks of all hosts
 	patience        time.Duration // how long to wait for absent hosts
 	job             string        // begins the names of starts
@@ -53,6 +54,8 @@ type meeting struct {
 	since    time.Time       // when the ranks were started, or when the last ones had ended
 	until    time.Time       // no start before this time
 	running  bool            // a start was ordered, and its ranks have not all ended
+	joined   bool            // and have joined each other
+	apart    bool            // ranks of a host that is gone may still run
 	asked    reason          // why the ranks were asked to end
 	gone     []string        // hosts that went during the start, and how
 	left     []string        // hosts that were asked to leave
@@ -73,6 +76,7 @@ type member struct {
 	ranks   int  // number to run
 	busy    bool // its ranks run
 	leaving bool // and these ranks are its last ones
+	parting bool // and the ranks of the other hosts go on
 	joins   joins
 	ended   []*ending
 }
@@ -95,11 +99,12 @@ type message struct {
 
 // order is an order of the meeting to a host. Fields that are not set mean nothing.
 type order struct {
-	Say   string         // text to print
-	Start *start         // ranks to start
-	Stop  syscall.Signal // signal for the running ranks
-	End   bool           // ends fsdprun, with
-	Exit  int            // this status
+	Say    string         // text to print
+	Start  *start         // ranks to start
+	Joined bool           // the ranks of all hosts have joined: those of this host can go on without the others
+	Stop   syscall.Signal // signal for the running ranks
+	End    bool           // ends fsdprun, with
+	Exit   int            // this status
 }
 
 // report is a report of a host to the meeting: one of these.
@@ -118,6 +123,7 @@ type offer struct {
 	Ranks         int // number that it can run
 	Most          int // number that it can run after SIGUSR1
 	Min, Restarts int // the flags
+	Replace       int
 	Count         int // number of the next start, as far as the host knows
 }
 
@@ -145,6 +151,7 @@ func (m *meeting) hear(now time.Time, host int, r report) {
 		m.stop(failure, syscall.SIGTERM, host, r.Failed+"; ending the others")
 	case r.Joins != nil:
 		m.members[host].joins = *r.Joins
+		m.settle(r.Joins.Joined)
 		m.stopUnjoined()
 	case r.Ended != nil:
 		m.end(host, r.Ended)
@@ -169,41 +176,16 @@ func (m *meeting) wake() time.Time {
 	return m.since.Add(m.patience)
 }
 
-func (m *meeting) join(host int, o offer) {
-	if ours := m.members[0]; ours != nil && (o.Min != ours.Min || o.Restarts != ours.Restarts) {
-		why := fmt.Sprintf("host %d has -min %d -restarts %d, host 0 has -min %d -restarts %d: "+
-			"give them all the same", host, o.Min, o.Restarts, ours.Min, ours.Restarts)
-		m.tell(host, order{End: true, Exit: exitUsage, Say: why})
-		m.giveUp(host, why)
-		return
-	}
-	delete(m.gaveUp, host)
-	m.members[host] = &member{offer: o, ranks: o.Ranks}
-	m.count = max(m.count, o.Count)
-	if m.running {
-		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has joined: ending %d ranks to start more", host, m.size))
-	}
-}
-
-// lose records that a host is gone.
-func (m *meeting) lose(host int, why string) {
-	busy := m.members[host].busy
-	delete(m.members, host)
-	text := fmt.Sprintf("host %d has disconnected: %s", host, why)
-	if busy {
-		m.gone = append(m.gone, text)
-		m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
-		return
-	}
-	m.say(text)
-}
-
 // end records that the ranks of a host have ended.
 func (m *meeting) end(host int, list []ending) {
 	h := m.members[host]
 	h.busy = false
 	for i := range list {
 		h.ended = append(h.ended, &list[i])
+	}
+	if h.parting {
+		m.part(host, h.ended)
+		return
 	}
 	m.ended = append(m.ended, h.ended...)
 	slices.SortStableFunc(m.ended, func(a, b *ending) int { return cmp.Compare(a.After, b.After) })
@@ -212,49 +194,11 @@ func (m *meeting) end(host int, list []ending) {
 	}
 }
 
-// dismiss releases a host that got a signal.
-func (m *meeting) dismiss(host int, list []*ending) {
-	exit := 0
-	if first := culprit(list); first != nil {
-		exit = first.status()
-	}
-	m.tell(host, order{End: true, Exit: exit})
-	delete(m.members, host)
-}
-
-// interrupted handles a signal. A signal to host 0 ends the job, a signal to another host only this
-// host's part.
-func (m *meeting) interrupted(host int, s syscall.Signal) {
-	h := m.members[host]
-	text := fmt.Sprintf("host %d leaves: %s", host, signalName(s))
-	switch {
-	case s == growSignal:
-		m.grow(host, h)
-	case host > 0 && h.busy:
-		if !h.leaving {
-			h.leaving = true
-			m.left = append(m.left, text)
-			m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
-		}
-	case host > 0:
-		m.say(text)
-		m.dismiss(host, nil)
-	case m.size == 0:
-		m.finish(exitError, signalName(s)+" before the ranks were started")
-	case !m.running:
-		m.finish(m.status, signalName(s)+": no restart")
-	default:
-		if m.asked == user {
-			s = syscall.SIGKILL
-		}
-		m.asked = unasked
-		m.stop(user, s, 0, "host 0 forwards "+signalName(s)+" on")
-	}
-}
-
 // grow gives a host all the ranks that it may have.
 func (m *meeting) grow(host int, h *member) {
 	switch {
+	case m.apart:
+		m.tell(host, order{Say: "asked to grow, but ranks of a host that has disconnected may still run"})
 	case h.ranks == h.Most:
 		m.tell(host, order{Say: fmt.Sprintf("asked to grow, but %d ranks are already running", h.ranks)})
 	case m.asked != unasked:
@@ -358,6 +302,10 @@ func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
 		m.finish(m.status, "")
 		return
 	}
+	if m.apart {
+		m.finish(m.status, "not restarting: ranks of a host that has disconnected may still run")
+		return
+	}
 	if r := hopeless(m.ended); r != nil && first != nil && !first.lost() {
 		m.finish(m.status, fmt.Sprintf("not restarting: rank %d reports that %s", r.Rank, launch.NoRestart))
 		return
@@ -440,7 +388,7 @@ func (m *meeting) gather() {
 }
 
 func (m *meeting) start(ranks map[int]int, total int) {
-	m.running, m.size, m.since = true, total, m.now
+	m.running, m.joined, m.size, m.since = true, false, total, m.now
 	m.ended, m.gone, m.left, m.unjoined = nil, nil, nil, nil
 	name := m.job
 	if m.count > 0 {

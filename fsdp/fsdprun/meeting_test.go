@@ -33,7 +33,7 @@ func open(hosts, ranks, min, restarts int) *stage {
 func (s *stage) tell(host int, r report) { s.hear(s.clock, host, r) }
 
 func (s *stage) come(host, ranks int) {
-	s.tell(host, report{Join: &offer{Ranks: ranks, Most: ranks, Min: s.min, Restarts: s.restarts}})
+	s.tell(host, report{Join: &offer{Ranks: ranks, Most: ranks, Min: s.min, Restarts: s.restarts, Replace: s.replace}})
 }
 
 // wait lets time pass until the meeting acts by itself, and says how long that was.
@@ -177,7 +177,7 @@ func TestMeetingLastCall(t *testing.T) {
 
 	s = open(2, 2, 0, 1)
 	s.tell(1, report{Join: &offer{Ranks: 2, Most: 2}})
-	require.Contains(t, s.out[0].Say, "host 1 has -min 0 -restarts 0, host 0 has -min 0 -restarts 1")
+	require.Contains(t, s.out[0].Say, "host 1 has -min 0 -restarts 0 -replace 0, host 0 has -min 0 -restarts 1 -replace 0")
 	require.Equal(t, []string{"1 exit 2"}, s.orders())
 }
 
@@ -273,6 +273,48 @@ func TestMeetingSignalMeetsStart(t *testing.T) {
 	}
 }
 
+// TestMeetingGoesOn: with -replace, a host that is gone or leaves ends no other one, once all ranks
+// have joined. Ranks of a host that is gone may still run: there is no restart.
+func TestMeetingGoesOn(t *testing.T) {
+	joined := report{Joins: &joins{Joined: true}}
+	for _, late := range []bool{false, true} {
+		s := three(t, 2, 3)
+		s.replace, s.members[0].Replace = 1, 1
+		if late {
+			s.tell(1, joined)
+		}
+		s.tell(2, report{Gone: "x"})
+		require.Equal(t, late, len(s.orders()) == 0)
+	}
+
+	s := three(t, 2, 3)
+	s.replace, s.members[0].Replace = 1, 1
+	s.tell(1, joined)
+	s.tell(1, report{Signal: syscall.SIGTERM})
+	s.tell(1, ask(2, 2)) // they do not catch the signal
+	require.Contains(t, s.said(), "host 1 leaves: SIGTERM; the ranks of the other hosts go on\n")
+	s.come(1, 2)
+	require.Equal(t, []string{"1 exit 143", "1 exit 1"}, s.orders())
+	s.tell(2, report{Gone: "x"})
+	require.Contains(t, s.said(), "host 2 has disconnected: x; the ranks of the other hosts go on\n")
+	s.tell(0, report{Signal: growSignal})
+	require.Contains(t, s.said(), "asked to grow, but ranks of a host that has disconnected may still run\n")
+	s.tell(0, report{Failed: "rank 0"})
+	s.tell(0, report{Ended: []ending{{Code: 7, Early: true}, {Rank: 1}}})
+	require.Contains(t, s.said(), "not restarting: ranks of a host that has disconnected may still run\n")
+	require.Equal(t, []string{"0 terminated", "0 exit 7"}, s.orders())
+
+	s = three(t, 0, 0)
+	s.replace, s.members[0].Replace = 1, 1
+	s.tell(2, joined)
+	s.tell(1, well(2, 2)) // its ranks have left
+	s.tell(0, report{Signal: syscall.SIGTERM})
+	s.tell(0, report{Signal: syscall.SIGTERM})
+	s.tell(0, well(0, 2))
+	require.Equal(t, []string{"0 exit 0"}, s.orders())
+	require.True(t, s.over)
+}
+
 // TestMeetingElsewhere: host 0 was replaced. The next start has a number that no host has seen.
 func TestMeetingElsewhere(t *testing.T) {
 	s := open(2, 1, 0, 0)
@@ -289,6 +331,8 @@ func TestMeetingNeverSticks(t *testing.T) {
 		a := &actors{t: t, hosts: make([]actor, hosts), number: -1}
 		each := number("ranks", 1, 3)
 		a.stage = open(hosts, each, number("min", 0, hosts*each), number("restarts", 0, 3))
+		a.replace = number("replace", 0, 1)
+		a.members[0].Replace = a.replace
 		a.hosts[0].here = true
 		a.obey()
 		for range number("steps", 0, 60) {
@@ -364,6 +408,13 @@ func (a *actors) act(host, what int) {
 		a.tell(host, report{Signal: syscall.SIGTERM})
 	case what == 6 && !a.wake().IsZero():
 		a.wait()
+	case what >= 7 && h.runs != nil:
+		a.tell(host, report{Joins: &joins{Joined: true}})
+	}
+	if a.over && a.members[0] == nil { // the other hosts go on alone
+		for i := range a.hosts[1:] {
+			a.hosts[i+1] = actor{}
+		}
 	}
 }
 

@@ -15,10 +15,11 @@ import (
 const patienceForReplaced = "1m"
 
 // replaced starts a process in the place of a rank that has failed, and reports whether it has.
-// Another rank must have joined the group, so that the process can join it there.
+// Another rank must have joined the group, so that the process can join it there. The ranks of other
+// hosts have, if this one has.
 func (l *launcher) replaced(a *attempt, r *rank) bool {
 	joined := func(o *rank) bool { return o.end == nil && o.join == launch.Joined }
-	if a.spares == 0 || r.join != launch.Joined && !r.late || !slices.ContainsFunc(a.ranks, joined) {
+	if a.spares == 0 || r.join != launch.Joined && !r.late || l.nodes == 1 && !slices.ContainsFunc(a.ranks, joined) {
 		return false
 	}
 	a.spares--
@@ -40,8 +41,14 @@ func (l *launcher) replaceEnviron(a *attempt, late bool) ([]string, error) {
 	case a.dir == "":
 		return nil, errors.New("-replace needs a temporary directory")
 	}
-	meet := url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(a.dir, "meet"))}
-	env := []string{"FSDP_RENDEZVOUS=" + meet.String(), launch.JoinRunning + "=" + fmt.Sprint(late)}
+	dir := filepath.Join(a.dir, "meet")
+	env := []string{launch.JoinRunning + "=" + fmt.Sprint(late)}
+	if l.nodes > 1 {
+		env = append(env, launch.Members+"="+dir)
+	} else {
+		meet := url.URL{Scheme: "file", Path: filepath.ToSlash(dir)}
+		env = append(env, "FSDP_RENDEZVOUS="+meet.String())
+	}
 	if lookup(l.base, launch.Replace) == "" {
 		env = append(env, launch.Replace+"="+patienceForReplaced)
 	}

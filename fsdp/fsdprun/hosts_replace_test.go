@@ -1,0 +1,116 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/launch"
+)
+
+// Ranks go on until the group has as many as the argument says, or until they are interrupted.
+func init() {
+	scripts["go on"] = func(e launch.Env) int {
+		ctx := context.Background()
+		interrupt, stop := comm.Interrupt(ctx)
+		defer stop()
+		step := time.NewTicker(5 * time.Millisecond)
+		defer step.Stop()
+		g, err := comm.FromEnv(ctx)
+		for err == nil {
+			fmt.Printf("start %d is %d of %d\nready\n", e.Restart, g.Rank(), g.Size())
+			for err == nil && interrupt.Err() == nil && fmt.Sprint(g.Size()) != os.Args[1] {
+				<-step.C
+				err = g.Barrier(ctx)
+			}
+			if err == nil {
+				err = g.Close()
+				break
+			}
+			former := g
+			if g, err = comm.Reconnect(ctx, former); err == nil {
+				_ = former.Close() // it has failed
+			}
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
+}
+
+// TestReplaceOnHosts replaces a rank of another host, and of host 0.
+func TestReplaceOnHosts(t *testing.T) {
+	for victim := range 2 {
+		flags := hostFlags(t, 3, "-replace", "1")
+		var hosts []*running
+		for host := range 3 {
+			hosts = append(hosts, begin(t, "replace", strings.NewReader(""), flags(host), fmt.Sprint(victim)))
+		}
+		for host, r := range hosts {
+			require.Zero(t, <-r.status, &r.err)
+			require.Equal(t, []string{fmt.Sprintf("[%d] rank %d of 3, started as %d, late %t\n", host, host, host, host == victim)}, r.out.sorted())
+			again := fmt.Sprintf("rank %d: killed by SIGKILL; starting it again, the others go on\n", host)
+			require.Equal(t, host == victim, strings.Contains(r.err.String(), again), &r.err)
+		}
+	}
+}
+
+// TestHostDeparts lets SIGTERM end the part of a host, of host 0 as well. The ranks of the others
+// leave when one of them is left alone.
+func TestHostDeparts(t *testing.T) {
+	for _, order := range [][]int{{0, 2}, {2, 0}} {
+		flags := hostFlags(t, 3, "-replace", "1")
+		var hosts []*running
+		for host := range 3 {
+			hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "1"))
+		}
+		for _, r := range hosts {
+			r.err.await("all ranks have joined")
+			r.await(1, "of 3")
+		}
+		for i, host := range order {
+			hosts[host].signals <- syscall.SIGTERM
+			require.Zero(t, <-hosts[host].status, &hosts[host].err)
+			hosts[1].await(1, fmt.Sprintf("of %d", 2-i))
+		}
+		require.Zero(t, <-hosts[1].status, &hosts[1].err)
+		require.NotContains(t, hosts[1].err.String(), "ending the")
+		if order[0] == 0 {
+			require.Contains(t, hosts[1].err.String(), "host 0 leaves: SIGTERM; the ranks of the other hosts go on\n")
+			require.Contains(t, hosts[1].err.String(), "host 0 has disconnected: it has closed the connection; the ranks of the other hosts go on\n")
+		}
+	}
+}
+
+// TestDepartAlone: SIGINT for host 0 ends the job on all hosts, and a host that comes back is not let
+// in.
+func TestDepartAlone(t *testing.T) {
+	flags := hostFlags(t, 3, "-replace", "1")
+	var hosts []*running
+	for host := range 3 {
+		hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "1"))
+	}
+	for _, r := range hosts {
+		r.err.await("all ranks have joined")
+	}
+	hosts[1].signals <- syscall.SIGINT
+	require.Zero(t, <-hosts[1].status, &hosts[1].err)
+	again := begin(t, "go on", strings.NewReader(""), flags(1), "1")
+	require.Equal(t, exitError, <-again.status)
+	require.Contains(t, again.err.String(), "the ranks of the other hosts go on without host 1\n")
+	hosts[0].signals <- syscall.SIGINT
+	require.Zero(t, <-hosts[0].status, &hosts[0].err)
+	require.Zero(t, <-hosts[2].status, &hosts[2].err)
+	require.Contains(t, hosts[2].err.String(), "host 0 forwards SIGINT on\n")
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"syscall"
+)
+
+// This file has the events by which hosts come and go.
+//
+// With -replace, the meeting ends when the ranks have joined. From then on each launcher watches its
+// own ranks, and the ranks agree on the next group without launchers. So the loss of a host, host 0
+// included, ends the ranks of no other host:
+//
+//	          all ranks have joined
+//	starting ──────────────────────▶ joined ──▶ all ranks of the host have ended: the launcher ends
+//	   │                               │
+//	   │ a host is gone, or gets       │ a host is gone, or gets SIGTERM: the ranks of the
+//	   │ a signal: a failure           │ other hosts go on, and host 0 no longer counts it
+//	   ▼                               │
+//	all ranks end                      │ host 0 is gone: each other launcher goes on alone, and
+//	                                   ▼ ends with the status of its own ranks
+//
+// A rank that fails and is not replaced still ends the ranks of all hosts that host 0 reaches. After
+// a host is gone there is no restart, as its ranks may still run: two starts of a job never train at
+// the same time.
+
+// continues reports whether the ranks of the other hosts can go on without those of a host.
+func (m *meeting) continues() bool {
+	return m.replace > 0 && m.hosts > 1 && m.running && m.joined && m.asked == unasked
+}
+
+// settle records that the ranks of a start have joined.
+func (m *meeting) settle(joined bool) {
+	if !joined || m.joined || m.replace == 0 || m.hosts == 1 {
+		return
+	}
+	m.joined = true
+	for host := range m.inOrder {
+		m.tell(host, order{Joined: true, Say: "all ranks have joined: from now on they go on without a host that is lost"})
+	}
+}
+
+// part releases a host whose ranks have left the others. Without host 0 there is no meeting.
+func (m *meeting) part(host int, list []*ending) {
+	m.dismiss(host, list)
+	if host == 0 {
+		m.over, m.running = true, false
+	}
+}
+
+func (m *meeting) join(host int, o offer) {
+	if ours := m.members[0]; ours != nil && (o.Min != ours.Min || o.Restarts != ours.Restarts || o.Replace != ours.Replace) {
+		why := fmt.Sprintf("host %d has -min %d -restarts %d -replace %d, host 0 has -min %d -restarts %d -replace %d: "+
+			"give them all the same", host, o.Min, o.Restarts, o.Replace, ours.Min, ours.Restarts, ours.Replace)
+		m.tell(host, order{End: true, Exit: exitUsage, Say: why})
+		m.giveUp(host, why)
+		return
+	}
+	if m.continues() {
+		m.tell(host, order{End: true, Exit: exitError, Say: fmt.Sprintf("the ranks of the other hosts go on without host %d", host)})
+		return
+	}
+	delete(m.gaveUp, host)
+	m.members[host] = &member{offer: o, ranks: o.Ranks}
+	m.count = max(m.count, o.Count)
+	if m.running {
+		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has joined: ending %d ranks to start more", host, m.size))
+	}
+}
+
+// lose records that a host is gone.
+func (m *meeting) lose(host int, why string) {
+	busy := m.members[host].busy
+	delete(m.members, host)
+	text := fmt.Sprintf("host %d has disconnected: %s", host, why)
+	if busy && m.continues() {
+		m.apart = true
+		m.say(text + "; the ranks of the other hosts go on")
+		return
+	}
+	if busy {
+		m.gone = append(m.gone, text)
+		m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
+		return
+	}
+	m.say(text)
+}
+
+// dismiss releases a host that got a signal.
+func (m *meeting) dismiss(host int, list []*ending) {
+	exit := 0
+	if first := culprit(list); first != nil {
+		exit = first.status()
+	}
+	m.tell(host, order{End: true, Exit: exit})
+	delete(m.members, host)
+}
+
+// interrupted handles a signal. A signal to host 0 ends the job, a signal to another host only this
+// host's part. If the ranks of the other hosts can go on, SIGTERM to host 0 ends only its part, too.
+func (m *meeting) interrupted(host int, s syscall.Signal) {
+	h := m.members[host]
+	text := fmt.Sprintf("host %d leaves: %s", host, signalName(s))
+	switch {
+	case s == growSignal:
+		m.grow(host, h)
+	case h.parting && (host > 0 || s == syscall.SIGTERM):
+	case h.busy && m.continues() && (host > 0 || s == syscall.SIGTERM):
+		h.parting = true
+		m.say(text + "; the ranks of the other hosts go on")
+	case host > 0 && h.busy:
+		if !h.leaving {
+			h.leaving = true
+			m.left = append(m.left, text)
+			m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
+		}
+	case host > 0:
+		m.say(text)
+		m.dismiss(host, nil)
+	case m.size == 0:
+		m.finish(exitError, signalName(s)+" before the ranks were started")
+	case !m.running:
+		m.finish(m.status, signalName(s)+": no restart")
+	default:
+		if m.asked == user {
+			s = syscall.SIGKILL
+		}
+		m.asked = unasked
+		m.stop(user, s, 0, "host 0 forwards "+signalName(s)+" on")
+	}
+}
