@@ -259,7 +259,7 @@ func (j *job) candidates() (list []*process) {
 			list = append(list, p)
 		}
 	}
-	if left < 2 {
+	if left < 2 || j.Apart && 2*(len(j.lost)+1) >= len(j.group) {
 		list = nil
 	}
 	if !j.restart {
@@ -270,7 +270,9 @@ func (j *job) candidates() (list []*process) {
 			}
 		}
 		slices.SortFunc(others, func(a, b *process) int { return a.OS.Pid - b.OS.Pid })
-		list = append(list, others...)
+		if !j.Apart || len(list) > 0 { // they may have a vote by now
+			list = append(list, others...)
+		}
 	}
 	return list
 }

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 // TestSample runs a training of each sort, until kills of each sort have happened.
 func TestSample(t *testing.T) {
 	c, seen := newCampaign(), make(map[string]bool)
-	for i := 0; len(seen) < 7; i++ {
+	for i := 0; len(seen) < 8; i++ {
 		one := trainingOf(4, i)
 		require.Equal(t, one, trainingOf(4, i))
 		fresh := false

@@ -21,6 +21,7 @@ type mode struct {
 	Virtual int  // virtual ranks, or 0
 	Fresh   bool // a new process takes a killed one's place
 	Shared  bool // memory
+	Apart   bool // the ranks are on hosts without a directory in common: a majority continues
 	Passes  string
 }
 
@@ -85,6 +86,7 @@ func trainingOf(seed uint64, number int) training {
 	case 2, 3:
 		t.spares = 2
 	}
+	t.Apart = t.Ranks > 2 && rng.IntN(3) == 0
 	for i := range 1 + rng.IntN(mostKills) {
 		k := kill{victim: rng.IntN(1e6), part: stepParts[rng.IntN(len(stepParts))], step: 2*i + rng.IntN(3)}
 		most := 4 * time.Millisecond
@@ -101,8 +103,8 @@ func trainingOf(seed uint64, number int) training {
 }
 
 func (t training) String() string {
-	return fmt.Sprintf("training %d: %d ranks, %d virtual, shared memory %t, spares %d, fresh %t, passes %q, kills %v",
-		t.number, t.Ranks, t.Virtual, t.Shared, t.spares, t.Fresh, t.Passes, t.kills)
+	return fmt.Sprintf("training %d: %d ranks, %d virtual, shared memory %t, apart %t, spares %d, fresh %t, passes %q, kills %v",
+		t.number, t.Ranks, t.Virtual, t.Shared, t.Apart, t.spares, t.Fresh, t.Passes, t.kills)
 }
 
 // sorts names the sorts of a training.
@@ -115,6 +117,9 @@ func (t *training) sorts() (list []string) {
 		list = append(list, "replaced by processes that wait")
 	default:
 		list = append(list, "not replaced")
+	}
+	if t.Apart {
+		list = append(list, "without a directory in common")
 	}
 	if t.Passes != "" {
 		list = append(list, "with passes "+t.Passes)

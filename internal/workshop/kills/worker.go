@@ -77,6 +77,9 @@ func (r *rank) run(ctx context.Context) (err error) {
 	if r.Shared {
 		cfg.Transport = comm.SharedMemory
 	}
+	if r.Apart { // the first group meets in a directory nevertheless
+		cfg.Members, cfg.Listen = filepath.Join(r.Dir, fmt.Sprint("host", r.Rank)), "127.0.0.1"
+	}
 	if r.Fresh {
 		cfg.ReplaceTimeout = patience
 	}
