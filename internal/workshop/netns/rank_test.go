@@ -21,7 +21,7 @@ import (
 type order struct {
 	Config comm.Config
 	Hosts  int
-	// Program is trials, digest or forever.
+	// Program is trials, digest or forever, or survive for a rank of fsdprun.
 	Program string
 }
 
@@ -39,6 +39,9 @@ func serve(o order, out io.Writer) error {
 	say := json.NewEncoder(out)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	if o.Program == "survive" {
+		return survive(ctx, out)
+	}
 	g, err := comm.Connect(ctx, o.Config)
 	if err != nil {
 		return err
@@ -151,6 +154,27 @@ func forever(ctx context.Context, g comm.Group, running func() error) error {
 			return err
 		}
 	}
+}
+
+// survive sums until this process is interrupted, and continues when ranks are lost.
+func survive(ctx context.Context, out io.Writer) error {
+	interrupt, stop := comm.Interrupt(ctx)
+	defer stop()
+	g, err := comm.FromEnv(ctx)
+	for err == nil {
+		_, err = fmt.Fprintf(out, "rank %d of %d\n", g.Rank(), g.Size())
+		for x := make([]float32, 1<<16); err == nil && interrupt.Err() == nil; {
+			err = g.AllReduce(comm.Of(x), comm.Sum).Wait(ctx)
+		}
+		if err == nil {
+			return g.Close()
+		}
+		former := g
+		if g, err = comm.Reconnect(ctx, former); err == nil {
+			_ = former.Close() // it has failed
+		}
+	}
+	return err
 }
 
 // orderFromEnv returns the order that this process was started with, if it is a rank.
