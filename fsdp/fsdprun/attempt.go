@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // attempt is one start of the ranks of this host, until the last of them has ended.
@@ -87,7 +89,12 @@ func (l *launcher) exited(a *attempt, r *rank) {
 	l.lookAt(a)
 	r.end.Join = r.join
 	a.ended = append(a.ended, r.end)
-	if !a.asked && r.end.failed() && !l.replaced(a, r) {
+	switch {
+	case a.asked || !r.end.failed() || l.replaced(a, r):
+	case l.nodes > 1 && r.late && r.join != launch.Joined: // the others may be well
+		r.end.Vain = true
+		l.screen.say("rank %d: %s; it had not joined again, the others go on without it", r.number, r.end)
+	default:
 		l.fail(a, fmt.Sprintf("rank %d: %s", r.number, r.end))
 	}
 }

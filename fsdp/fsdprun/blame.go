@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // culprit returns the rank to blame among the ended ones, which are in order of time, or nil if
@@ -17,7 +19,13 @@ import (
 //  3. the rank that the error of the first one names, if it has failed, too;
 //  4. a rank that another process killed, at any time;
 //  5. the first one.
+//
+// A process that failed before it could take the place of a lost one is not to blame if other ranks
+// have completed the job.
 func culprit(ended []*ending) *ending {
+	if slices.ContainsFunc(ended, (*ending).completed) {
+		ended = slices.DeleteFunc(slices.Clone(ended), func(e *ending) bool { return e.Vain })
+	}
 	failed := func(early bool, is func(*ending) bool) *ending {
 		if i := slices.IndexFunc(ended, func(e *ending) bool { return e.failed() && (e.Early || !early) && is(e) }); i >= 0 {
 			return ended[i]
@@ -41,6 +49,11 @@ func culprit(ended []*ending) *ending {
 		}
 	}
 	return first
+}
+
+// completed reports whether a rank has joined and ended well.
+func (e *ending) completed() bool {
+	return e.Join == launch.Joined && e.Code == 0 && e.Signal == 0 && !e.Replaced
 }
 
 // lost counts the ranks that another process killed before any was asked to end.

@@ -17,9 +17,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// Ranks go on until the group has as many as the argument says, or until they are interrupted.
+// Ranks go on until the group has as many as the argument says, or until they are interrupted. The
+// rank in the second argument kills itself, and the process in its place fails.
 func init() {
 	scripts["go on"] = func(e launch.Env) int {
+		if e.Join {
+			return 3
+		}
 		ctx := context.Background()
 		interrupt, stop := comm.Interrupt(ctx)
 		defer stop()
@@ -30,7 +34,9 @@ func init() {
 			fmt.Printf("start %d is %d of %d\nready\n", e.Restart, g.Rank(), g.Size())
 			for err == nil && interrupt.Err() == nil && fmt.Sprint(g.Size()) != os.Args[1] {
 				<-step.C
-				err = g.Barrier(ctx)
+				if err = g.Barrier(ctx); len(os.Args) > 2 && fmt.Sprint(e.Rank) == os.Args[2] {
+					_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // it cannot fail
+				}
 			}
 			if err == nil {
 				err = g.Close()
@@ -113,4 +119,23 @@ func TestDepartAlone(t *testing.T) {
 	require.Zero(t, <-hosts[0].status, &hosts[0].err)
 	require.Zero(t, <-hosts[2].status, &hosts[2].err)
 	require.Contains(t, hosts[2].err.String(), "host 0 forwards SIGINT on\n")
+}
+
+// TestReplaceInVain: a process that cannot take the place of a lost rank ends no other rank. If the
+// others complete the job, it has succeeded.
+func TestReplaceInVain(t *testing.T) {
+	t.Setenv(launch.Replace, "1ms")
+	flags := hostFlags(t, 3, "-replace", "1")
+	var hosts []*running
+	for host := range 3 {
+		hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "2", "1"))
+	}
+	for _, r := range hosts {
+		require.Zero(t, <-r.status, &r.err)
+	}
+	require.Contains(t, hosts[1].err.String(), "rank 1: exit status 3; it had not joined again, the others go on without it\n")
+
+	failed := []*ending{{Rank: 1, Signal: syscall.SIGKILL, Early: true, Replaced: true}, {Rank: 1, Code: 3, Early: true, Vain: true}}
+	require.Equal(t, failed[1], culprit(failed), "no rank has completed the job")
+	require.Nil(t, culprit(append(failed, &ending{Early: true, Join: launch.Joined})))
 }

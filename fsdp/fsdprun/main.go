@@ -169,6 +169,8 @@
 //   - SIGTERM to one fsdprun, host 0 included, is passed to its ranks, which close
 //     their groups after a step, and is the planned end of this host's part.
 //     SIGINT to host 0 ends the job on all hosts.
+//   - A process that fails before it has taken the place of a lost rank ends no
+//     other rank.
 //   - After a host is gone there is no restart, as its ranks may still run. A host
 //     that leaves or is gone cannot return.
 package main

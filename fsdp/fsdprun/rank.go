@@ -45,6 +45,7 @@ type ending struct {
 	Early    bool              // it ended before the ranks of its host were asked to
 	Join     launch.Join       // progress in joining
 	Replaced bool              // another process has taken its place
+	Vain     bool              // it took the place of another process, and failed before it had joined; the others go on
 	Absent   bool              // it ended well without joining, while others waited for it
 	Tail     []string          // of standard error, if it failed
 	Totals   []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
