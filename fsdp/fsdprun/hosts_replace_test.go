@@ -99,6 +99,25 @@ func TestHostDeparts(t *testing.T) {
 	}
 }
 
+// TestAllDepart lets SIGTERM end all hosts at once, as schedulers do: all leave as planned.
+func TestAllDepart(t *testing.T) {
+	flags := hostFlags(t, 3, "-replace", "1")
+	var hosts []*running
+	for host := range 3 {
+		hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "0"))
+	}
+	for _, r := range hosts {
+		r.err.await("all ranks have joined")
+		r.await(1, "of 3")
+	}
+	for _, r := range hosts {
+		r.signals <- syscall.SIGTERM
+	}
+	for _, r := range hosts {
+		require.Zero(t, <-r.status, &r.err)
+	}
+}
+
 // TestDepartAlone: SIGINT for host 0 ends the job on all hosts, and a host that comes back is not let
 // in.
 func TestDepartAlone(t *testing.T) {
