@@ -110,3 +110,19 @@ func TestJoinAfterUnformed(t *testing.T) {
 	require.Equal(t, 2, last.Size())
 	require.NoError(t, errors.Join(c.Close(), last.Close()))
 }
+
+// TestLeaveAfterDecision: a rank that has decided on a later membership does not report that it has
+// left. It may have let processes in, and these live.
+func TestLeaveAfterDecision(t *testing.T) {
+	cfg, err := Config{Size: 1, Secret: []byte("known to this test only"), Logger: slog.New(slog.DiscardHandler)}.withDefaults()
+	require.NoError(t, err)
+	for number := range 2 {
+		node, err := quorum.Open(t.Context(), cfg.quorum())
+		require.NoError(t, err)
+		node.Begin(quorum.Membership{Number: number, Members: []quorum.Member{node.Self()}})
+		p := &place{cfg: cfg, node: node} // of group 0
+		departs, err := p.leave(nil)
+		require.NoError(t, err)
+		require.Equal(t, number == 0, departs)
+	}
+}
