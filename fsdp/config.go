@@ -55,12 +55,12 @@ type Config struct {
 	Precision Precision
 	// GradAverage is the divisor of the summed gradients, unless Backward has a [Share].
 	GradAverage GradAverage
-	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks that
-	// divides it: the training on VirtualRanks ranks. A step is then VirtualRanks/ranks
-	// micro-batches on each rank. The package comment lists the numbers and features that it
-	// covers. On VirtualRanks ranks it costs nothing and changes nothing, except the rounding of
-	// ByWeights and ByActive. On GPUs it does: ranks exchange gradients and add them in this order, in
-	// place of NCCL's sums.
+	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks up to
+	// it: the training on VirtualRanks ranks. A step is then ⌈VirtualRanks/ranks⌉ micro-batches on
+	// each rank. If the ranks do not divide VirtualRanks, some ranks have no batch in the last one.
+	// The package comment lists the order and the features that it covers. On VirtualRanks ranks it
+	// costs nothing and changes nothing, except the rounding of ByWeights and ByActive. On GPUs it
+	// does: ranks exchange gradients and add them in this order, in place of NCCL's sums.
 	VirtualRanks int
 	// Prefetch is the number of units gathered ahead of the unit that computes. 0 means 1,
 	// NoPrefetch means none.
@@ -400,21 +400,24 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // passes returns how many passes each rank makes in a step, or 0 if the configuration does not say.
-func (c *Config) passes() int { return c.VirtualRanks / c.Group.Size() }
+func (c *Config) passes() int { return (c.VirtualRanks + c.Group.Size() - 1) / c.Group.Size() }
 
 // checkVirtual returns an error if Config.VirtualRanks contradicts another field. virtualModel
 // checks the model.
 func (c *Config) checkVirtual() error {
 	v, n := c.VirtualRanks, c.Group.Size()
-	switch {
-	case v == 0:
-		return nil
-	case v < 0 || v%n != 0:
-		return fmt.Errorf("Config.VirtualRanks is %d: want a multiple of the %d ranks", v, n)
-	case n&(n-1) != 0 && v/n&(v/n-1) != 0:
-		return fmt.Errorf("Config.VirtualRanks is %d on %d ranks, so %d micro-batches on each: the number of ranks or of micro-batches must be a power of two", v, n, v/n)
+	if v != 0 && v < n {
+		return fmt.Errorf("Config.VirtualRanks is %d: want at least the %d ranks", v, n)
 	}
 	return nil
+}
+
+// without is a part of advice to run the other micro-batches of a step.
+func (l *life) without() string {
+	if l.uneven {
+		return ", without a batch on a rank that has no virtual rank left"
+	}
+	return ""
 }
 
 // virtualModel returns an error if Config.VirtualRanks does not support the model.

@@ -99,24 +99,42 @@
 //
 // # Virtual ranks
 //
-// With Config.VirtualRanks = V a training has the same bits on every number N of ranks that divides
-// V: parameters, gradients, norms, clipping, dropout, the result of [Sharded.Forward] for a batch,
-// and the state of the optimizer. They are the bits of a training on V ranks. A step is then V/N
+// With Config.VirtualRanks = V a training has the same bits on every number N of ranks up to V:
+// parameters, gradients, norms, clipping, dropout, the result of [Sharded.Forward] for a batch, and
+// the state of the optimizer. They are the bits of a training on V ranks. A step is then ⌈V/N⌉
 // micro-batches on each rank, and no method that needs gradients may be called in the middle of a
-// step. So a step of 64 ranks can be repeated on one, and a checkpoint continues on another number
-// of ranks as if the number had not changed. The k-th micro-batch of a step on rank r, both from 0,
-// belongs to virtual rank
+// step. So a step of 64 ranks can be repeated on one, a checkpoint continues on another number of
+// ranks as if the number had not changed, and a training that has lost one of its ranks continues on
+// all others. The k-th micro-batch of a step on rank r, both from 0, belongs to virtual rank
 //
-//	k·N + r        if every Backward is outside of NoSync      N is a power of two
+//	k·N + r        if every Backward is outside of NoSync
 //	r·V/N + k      if all but the last are inside of it        V/N is a power of two, or N is 1
 //
+// If N does not divide V, some ranks have no virtual rank left for the last micro-batch: those with
+// k·N + r ≥ V. They take part with nothing: they call Forward without a batch, and Backward. In
+// [Sharded.Join] a missing or nil batch does this. A rank that runs fewer or more batches is an error
+// on all ranks:
+//
+//	for first := 0; first < V; first += N {
+//		var batch []fsdp.Tensor
+//		if v := first + g.Rank(); v < V {
+//			batch = batchOf(step, v)
+//		}
+//		_, err := m.Forward(ctx, batch...)
+//		err = m.Backward(ctx)
+//	}
+//
 // A Forward without a Backward, repeated in the middle of a step, draws other dropout on fewer
-// ranks. Package data deals batches in this order. If V is a power of two, or three times a power
-// of two, every N has at least one of the two orders: at V = 12 the first on 1, 2 and 4 ranks, the
-// second on 1, 3 and 6, both on 12. The last micro-batch may be inside NoSync, too, with SyncGrads
-// after it. Between the micro-batches a rank keeps ⌈log2(V/N)⌉ pieces of the size of its gradients,
-// or inside NoSync ⌊log2(V/N)⌋ pieces of the size of all gradients of the model: see
-// Plan.VirtualBytes.
+// ranks. Package data deals batches in this order. The last micro-batch may be inside NoSync, too,
+// with SyncGrads after it.
+//
+// Between the micro-batches a rank keeps ⌈log2(V/N)⌉ pieces of the size of its gradients, or inside
+// NoSync ⌊log2(V/N)⌋ pieces of the size of all gradients of the model: see Plan.VirtualBytes. Outside
+// of NoSync, if N is not a power of two that divides V, ranks send each other gradients without
+// adding them, as many bytes as in other reductions. A rank then keeps ⌈log2(V)⌉ pieces, and the
+// gradients of a unit take up to twice the memory while they are whole. With replicas, as with
+// NoShard, the sums return to all ranks in the last micro-batch of a step only: Plan.Traffic is of
+// that one.
 //
 //	the same bits                              not the same bits, and the response
 //	all strategies, wrapping, prefetch         hybrid over a number that is no power of two: refused
@@ -132,7 +150,7 @@
 //	AdamW, SGD, ClipGradNorm, Unscale;         Muon by Gram, whose sums are over ranks, and state in 8
 //	Muon by Owner or Gather                    bits, whose blocks the ranks cut: not noticed
 //	metrics.Mean                               Sharded.Mean, over values of ranks, not of batches
-//	V/N or N a power of two, or both           neither, as 9 on 3: refused
+//	any N up to V                              inside NoSync: N that does not divide V, and 9 on 3: refused
 //
 // # Numbers
 //

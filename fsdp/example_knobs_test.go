@@ -20,12 +20,12 @@ import (
 // counter is a GPT that can count to ten.
 func counter() *nn.GPT { return &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2} }
 
-// Four virtual ranks train to the same bits on one rank, on two and on four. Micro-batch k of rank
-// r is that of virtual rank k·ranks + r.
+// Four virtual ranks train to the same bits on one rank, on two, three and four. Micro-batch k of
+// rank r is that of virtual rank k·ranks + r. On three ranks, only rank 0 has a second one.
 func ExampleConfig_virtualRanks() {
 	const virtual = 4
 	norms := make(map[float64]int) // after 3 steps
-	for _, ranks := range []int{1, 2, 4} {
+	for ranks := 1; ranks <= virtual; ranks++ {
 		err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
 			m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), VirtualRanks: virtual})
 			if err != nil {
@@ -38,9 +38,13 @@ func ExampleConfig_virtualRanks() {
 			}
 			norm := 0.0
 			for step := range 3 {
-				for k := range virtual / ranks {
-					tokens, targets := counting(step+k*ranks+g.Rank(), 2, 8)
-					if _, err := m.Forward(ctx, tokens, targets); err != nil {
+				for first := 0; first < virtual; first += ranks {
+					var batch []fsdp.Tensor // none if no virtual rank is left
+					if v := first + g.Rank(); v < virtual {
+						tokens, targets := counting(step+v, 2, 8)
+						batch = []fsdp.Tensor{tokens, targets}
+					}
+					if _, err := m.Forward(ctx, batch...); err != nil {
 						return err
 					}
 					if err := m.Backward(ctx); err != nil {

@@ -414,7 +414,7 @@ func (s *Sharded) SyncGrads(ctx context.Context) error {
 	defer s.busy.leave()
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.checkCall("SyncGrads")
 	if n := s.engine.MidStep(); err == nil && n > 0 {
-		err = fmt.Errorf("a step has %d micro-batches on each rank, but only %d have run: run the others first", s.cfg.passes(), n)
+		err = fmt.Errorf("a step has %d micro-batches on each rank, but only %d have run: run the others%s first", s.cfg.passes(), n, s.life.without())
 	}
 	if err == nil {
 		q.Argument = float64(s.engine.Pending())

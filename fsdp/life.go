@@ -38,6 +38,7 @@ type life struct {
 	held   map[*Pass]bool // likewise, put aside
 	calls  *calls         // a JoinCalls under way, or nil
 	passes int            // of a step on each rank, see Config.VirtualRanks; 0 without it
+	uneven bool           // in the last of them some ranks have no batch
 
 	// Load reads state straight into its place, so a failure in the middle leaves a mixture. No
 	// caller may continue with it unnoticed: neither with parameters, nor with an optimizer after
@@ -289,8 +290,8 @@ func (l *life) check(method string, unreduced int) error {
 	case (l.last != nil || len(l.held) > 0) && !t.last:
 		return errors.New("a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval instead of Forward")
 	case unreduced > 0 && unreduced < l.passes && !t.unreduced:
-		return fmt.Errorf("Config.VirtualRanks makes %d micro-batches of a step on each rank, but only %d have run: run the others, or call ZeroGrad",
-			l.passes, unreduced)
+		return fmt.Errorf("Config.VirtualRanks makes %d micro-batches of a step on each rank, but only %d have run: run the others%s, or call ZeroGrad",
+			l.passes, unreduced, l.without())
 	case unreduced > 0 && !t.unreduced:
 		return fmt.Errorf("the gradients of %d passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first", unreduced)
 	case l.calls != nil && !t.calls:

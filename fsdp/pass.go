@@ -393,16 +393,15 @@ func (s *session) prepareForward(call string, v engine.Variant, batch []Tensor) 
 	if !v.Eval && s.life.calls != nil && s.life.passes > 0 {
 		return nil, nil, errVirtual
 	}
-	if !v.Eval {
-		if _, err := s.engine.Turn(v.NoSync); err != nil {
-			return nil, nil, err
-		}
+	t, err := s.engine.TurnOf(v, len(batch) > 0 && !s.turn.dummy)
+	if err != nil {
+		return nil, nil, err
 	}
 	if s.layout.Model.Paths[v.Program] == nil {
 		others := slices.DeleteFunc(slices.Sorted(maps.Keys(s.layout.Model.Paths)), func(p string) bool { return p == "" })
 		return nil, nil, fmt.Errorf("the model has no program %q: its programs are %q", v.Program, others)
 	}
-	if s.turn.absent && len(batch) == 0 {
+	if (s.turn.absent || t.Missing) && len(batch) == 0 {
 		c, err := s.engine.Absent(v, nil)
 		return c, nil, err
 	}

@@ -157,7 +157,7 @@ func newSharded(d design, team *ranks.Team, a *arrangement) *Sharded {
 	s := &Sharded{saver: newSaver(team, a.cfg.Logger)}
 	s.arrangement, s.trace, s.team, s.busy.rank = a, d.trace, team, team.Rank()
 	s.life.held = make(map[*Pass]bool)
-	s.life.passes = a.cfg.passes()
+	s.life.passes, s.life.uneven = a.cfg.passes(), a.cfg.VirtualRanks%team.Size() != 0
 	s.life.updates = updates{model: d.model, last: make([]updated, len(d.model.Params))}
 	s.engine = engine.New(d.device, team, s.engineOptions())
 	return s
@@ -221,7 +221,7 @@ func hostOptions(cfg *Config) engine.HostOptions {
 func (s *session) engineOptions() engine.Options {
 	cfg, tr := &s.cfg, s.trace
 	o := engine.Options{
-		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed, Passes: cfg.passes(),
+		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed, Passes: cfg.passes(), Leaves: cfg.VirtualRanks,
 		Save: tr.save, Spill: tr.spill, Before: cfg.preScale, Factor: cfg.factor(),
 	}
 	for i, c := range tr.calls {

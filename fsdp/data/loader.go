@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,9 +40,9 @@ type Config struct {
 	// their targets.
 	Micro int
 	// VirtualRanks, if set, is the same as in fsdp.Config: a step has that many micro batches, one
-	// for each virtual rank, and each rank takes an equal part of them, in the order in which the
-	// passes of a step stand for virtual ranks. The micro batches depend only on Batch and
-	// VirtualRanks. Micro must be 0.
+	// for each virtual rank. The ranks share them in the order in which the passes of a step stand
+	// for virtual ranks. If the ranks do not divide VirtualRanks, some of them get nil in the last
+	// pass of a step. The micro batches depend only on Batch and VirtualRanks. Micro must be 0.
 	VirtualRanks int
 	// NoSync says that all micro batches of a step except the last run inside NoSync, which decides
 	// the order of the micro batches.
@@ -124,7 +125,7 @@ func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], 
 		l.micros = (share-1)/c.Micro + 1
 	}
 	if c.VirtualRanks > 0 {
-		l.micros = c.VirtualRanks / l.size
+		l.micros = (c.VirtualRanks + l.size - 1) / l.size
 	}
 	return l, nil
 }
@@ -139,8 +140,10 @@ func (l *Loader[T]) check() error {
 		return fmt.Errorf("the group has %d ranks", l.size)
 	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
 		return fmt.Errorf("Config.Batch is %d: want 1 to %d, the samples of a step on all ranks together", l.config.Batch, math.MaxInt32)
-	case l.config.VirtualRanks < 0 || l.config.VirtualRanks%l.size != 0:
-		return fmt.Errorf("VirtualRanks is %d: must be a multiple of the %d ranks", l.config.VirtualRanks, l.size)
+	case l.config.VirtualRanks != 0 && l.config.VirtualRanks < l.size:
+		return fmt.Errorf("VirtualRanks is %d: must be at least the %d ranks", l.config.VirtualRanks, l.size)
+	case l.config.NoSync && l.config.VirtualRanks%l.size != 0:
+		return fmt.Errorf("VirtualRanks is %d, which is no multiple of the %d ranks, so no micro batch may run inside NoSync: leave NoSync unset", l.config.VirtualRanks, l.size)
 	case l.config.VirtualRanks > 0 && l.config.Micro > 0:
 		return fmt.Errorf("VirtualRanks is %d and Micro is %d: both define the micro-batches, so set only one", l.config.VirtualRanks, l.config.Micro)
 	case l.config.NoSync && l.config.VirtualRanks == 0:
@@ -182,7 +185,7 @@ func (l *Loader[T]) stepsFrom(samples int) int {
 	return n/l.config.Batch + min(1, n%l.config.Batch)
 }
 
-// MicroBatches returns the number of micro batches in a step.
+// MicroBatches returns the number of micro batches of a step on each rank, with those that are nil.
 func (l *Loader[T]) MicroBatches() int { return l.micros }
 
 // StepEnds reports whether the batch that was yielded last is the last micro batch of its step. It
@@ -338,7 +341,7 @@ type span struct {
 // span returns an iteration of a loop that begins after start samples. ok is false after the end of
 // the source.
 func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
-	first, micro, parts := start+iteration/l.micros*l.config.Batch, iteration%l.micros, l.size*l.micros
+	first, micro, parts := start+iteration/l.micros*l.config.Batch, iteration%l.micros, cmp.Or(l.config.VirtualRanks, l.size*l.micros)
 	left := min(l.config.Batch, l.src.Len()-first) // of this step
 	if left <= 0 || left < l.config.Batch && l.config.DropPartial {
 		return s, false
@@ -352,7 +355,7 @@ func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
 	}
 	k := l.rank*l.micros + micro
 	if l.config.VirtualRanks > 0 && !l.config.NoSync {
-		k = micro*l.size + l.rank
+		k = micro*l.size + l.rank // no samples if there is no such virtual rank
 	}
 	return span{
 		first: first, end: first + left, lo: first + min(begin(k), left), hi: first + min(begin(k+1), left),

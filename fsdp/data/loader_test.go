@@ -693,9 +693,9 @@ func TestRows(t *testing.T) {
 func TestVirtualRanks(t *testing.T) {
 	const virtual, batch, samples = 6, 9, 22
 	src := Func(samples, func(i int) (int, error) { return i, nil })
-	for _, size := range []int{1, 2, 3, 6} {
-		for _, noSync := range []bool{false, true} {
-			passes := virtual / size
+	for _, size := range []int{1, 2, 3, 4, 5, 6} {
+		for _, noSync := range []bool{false, true}[:2-min(virtual%size, 1)] {
+			passes := (virtual + size - 1) / size
 			for rank := range size {
 				l, err := NewLoader(src, column, Config{Group: rankOf{rank, size}, Batch: batch, VirtualRanks: virtual, NoSync: noSync})
 				require.NoError(t, err)
@@ -709,7 +709,7 @@ func TestVirtualRanks(t *testing.T) {
 						v = rank*passes + k
 					}
 					var want []int
-					for s := part(batch, v, virtual); s < part(batch, v+1, virtual) && step*batch+s < samples; s++ {
+					for s := part(batch, v, virtual); v < virtual && s < part(batch, v+1, virtual) && step*batch+s < samples; s++ {
 						want = append(want, step*batch+s)
 					}
 					require.Equal(t, want, values(b), "%d ranks, step %d, virtual rank %d", size, step, v)
@@ -722,9 +722,10 @@ func TestVirtualRanks(t *testing.T) {
 		}
 	}
 	for want, c := range map[string]Config{
-		"VirtualRanks is 3: must be a multiple of the 2 ranks": {VirtualRanks: 3},
-		"VirtualRanks is 4 and Micro is 1":                     {VirtualRanks: 4, Micro: 1},
-		"NoSync is set without VirtualRanks":                   {NoSync: true},
+		"VirtualRanks is 1: must be at least the 2 ranks":                                                 {VirtualRanks: 1},
+		"VirtualRanks is 3, which is no multiple of the 2 ranks, so no micro batch may run inside NoSync": {VirtualRanks: 3, NoSync: true},
+		"VirtualRanks is 4 and Micro is 1":                                                                {VirtualRanks: 4, Micro: 1},
+		"NoSync is set without VirtualRanks":                                                              {NoSync: true},
 	} {
 		c.Group, c.Batch = rankOf{0, 2}, 1
 		_, err := NewLoader(src, column, c)

@@ -255,11 +255,15 @@ type micro struct {
 	rank int
 }
 
-// micros returns the passes of a step, by virtual rank if they have one.
+// micros returns the passes of a step, by virtual rank if they have one. Then passes without one are
+// left out: their ranks only take part in the last micro-batch of other ranks.
 func (s *Step) micros() (list []micro) {
+	virtual := s.Passes[0][0].Virtual >= 0
 	for rank, passes := range s.Passes {
 		for _, p := range passes {
-			list = append(list, micro{p, rank})
+			if !virtual || p.Virtual >= 0 {
+				list = append(list, micro{p, rank})
+			}
 		}
 	}
 	slices.SortStableFunc(list, func(a, b micro) int { return a.Virtual - b.Virtual })

@@ -15,10 +15,11 @@ import (
 
 // A Variant is the program that a pass runs, and its treatment of gradients.
 type Variant struct {
-	Program string // "" is Forward
-	Eval    bool   // it has no gradients
-	NoSync  bool   // it leaves them unreduced
-	Pending bool   // it adds to unreduced ones
+	Program  string // "" is Forward
+	Eval     bool   // it has no gradients
+	NoSync   bool   // it leaves them unreduced
+	Pending  bool   // it adds to unreduced ones
+	Leafwise bool   // it reduces them leaf by leaf, see Turn
 }
 
 // Compiled is a pass compiled for one set of batch shapes. It does not change.

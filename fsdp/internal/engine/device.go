@@ -34,8 +34,9 @@ type Device interface {
 	// device cannot run are an error, which is [errors.ErrUnsupported].
 	Work(p *exec.Program) (int, error)
 	// SumWork returns the bytes of scratch memory in which the device sums the gradients of a group
-	// over its ranks, and then over the replicas, in a step of Options.Passes.
-	SumWork(g *layout.Group) (reduce, sync int)
+	// over its ranks, and then over the replicas, in a step of Options.Passes; and the bytes of room
+	// that it needs behind the full gradients until then. Sums may be leafwise: see Turn.
+	SumWork(g *layout.Group, leafwise bool) (room, reduce, sync int)
 	// Slow returns why the device is slow at an instruction, as a noun, or "".
 	Slow(in *exec.Instr) string
 	// Prepare returns the data that the device needs to open a pass. It becomes Compiled.Prepared.

@@ -28,7 +28,8 @@ type Options struct {
 	Prefetch int           // units gathered ahead
 	InFlight int           // bytes of collectives under way, 0 for any number
 	Seed     uint64        // of dropout
-	Passes   int           // of a step, whose gradients are summed in one tree; 0: each pass is added to the shards
+	Passes   int           // of a step on each rank, whose gradients are summed in one tree; 0: each pass is added to the shards
+	Leaves   int           // of this tree, on all ranks: the last pass may have one for some of the ranks only
 
 	Before func(group *layout.Group) float32 // factor for gradients before they are summed
 	Factor float64                           // total factor for gradients
@@ -119,7 +120,8 @@ func (e *Engine) Pending() int { return e.pending }
 
 // Training returns the variant of a training pass that begins now.
 func (e *Engine) Training(noSync bool) Variant {
-	return Variant{NoSync: noSync, Pending: e.pending > 0 && e.o.Passes == 0}
+	t, _ := e.Turn(noSync) // the error is for callers that run the pass
+	return Variant{NoSync: noSync, Pending: e.pending > 0 && e.o.Passes == 0, Leafwise: t.Leafwise && !noSync}
 }
 
 // Present reports, by parameter, whether it has a gradient. The slice belongs to the engine.

@@ -84,7 +84,9 @@ func (e *Engine) groupSizes(c *Compiled) []program.GroupSizes {
 	for g, t := range c.GradType {
 		sizes[g].Grads = e.layout.Groups[g].Flat.Len() * t.Size()
 		if e.o.Passes > 0 && !e.layout.Groups[g].Kind.Frozen {
-			sizes[g].ReduceWork, sizes[g].SyncWork = e.dev.SumWork(&e.layout.Groups[g])
+			room, reduce, sync := e.dev.SumWork(&e.layout.Groups[g], c.Leafwise)
+			sizes[g].Grads += room
+			sizes[g].ReduceWork, sizes[g].SyncWork = reduce, sync
 		}
 	}
 	return sizes

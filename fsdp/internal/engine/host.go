@@ -83,8 +83,14 @@ func (h *Host) Copies() bool { return false }
 // Work implements Device.
 func (h *Host) Work(p *exec.Program) (int, error) { return p.Work, nil }
 
-// SumWork implements Device. The groups have memory of their own.
-func (h *Host) SumWork(*layout.Group) (reduce, sync int) { return 0, 0 }
+// SumWork implements Device. The groups have separate memory for sums, but not for leaves.
+func (h *Host) SumWork(g *layout.Group, leafwise bool) (room, reduce, sync int) {
+	if leafwise {
+		x := NewExchange(g)
+		room = (2*x.Places*x.Part - x.Elements) * g.Compute.Size()
+	}
+	return room, 0, 0
+}
 
 // Slow implements Device.
 func (h *Host) Slow(in *exec.Instr) string {

@@ -200,7 +200,7 @@ func (f *hostFrame) bindParams(step *program.Step, call *exec.Call) {
 			value = g.Param(full, at.Index)
 		}
 		if step.Kind == program.Backward && !g.Kind.Frozen {
-			grad = g.Param(f.data(f.Grads[at.Group]), at.Index)
+			grad = g.Param(f.grads(at.Group), at.Index)
 		}
 		call.Param, call.GradParam = append(call.Param, value), append(call.GradParam, grad)
 	}
@@ -228,6 +228,11 @@ func (f *hostFrame) data(id int) []byte {
 		return nil
 	}
 	return f.blocks[id].Data
+}
+
+// grads returns the full gradients of a group, without the room behind them: see Device.SumWork.
+func (f *hostFrame) grads(group int) []byte {
+	return f.data(f.Grads[group])[:f.s.groups[group].Flat.Len()*f.GradType[group].Size()]
 }
 
 // Seed implements Frame.
@@ -273,11 +278,19 @@ func (f *hostFrame) Wait(ctx context.Context, group int) error {
 // Reduce implements Frame.
 func (f *hostFrame) Reduce(group int, before float32) error {
 	f.h.open[f.flights] = struct{}{}
-	g, grads := f.s.groups[group], f.data(f.Grads[group])
-	if g.round(grads, before); f.s.turn.Whole {
-		g.merge(grads, g.wholes, f.s.turn)
+	g, grads, t := f.s.groups[group], f.grads(group), f.s.turn
+	if g.round(grads, before); t.Whole {
+		g.merge(grads, g.wholes, t)
 	}
-	f.reduce[group] = g.startReduce(grads, before)
+	switch {
+	case t.Leafwise && !g.Ranks.Twice():
+		f.reduce[group] = g.startExchange(f.data(f.Grads[group]))
+	case t.Missing:
+		g.nothing(grads)
+		fallthrough
+	default:
+		f.reduce[group] = g.startReduce(grads, before)
+	}
 	return nil
 }
 
@@ -285,7 +298,7 @@ func (f *hostFrame) Reduce(group int, before float32) error {
 func (f *hostFrame) ScaleGrad(param int, c float64) error {
 	at := f.Home[param]
 	g := f.s.groups[at.Group]
-	if b := g.Param(f.data(f.Grads[at.Group]), at.Index); g.Compute == comm.Float64 {
+	if b := g.Param(f.grads(at.Group), at.Index); g.Compute == comm.Float64 {
 		vec.Scale(elements[float64](b), c)
 	} else {
 		vec.Scale(elements[float32](b), float32(c))
@@ -298,7 +311,11 @@ func (f *hostFrame) Sync(ctx context.Context, group int) error {
 	if err := f.reduce[group].Wait(ctx); err != nil {
 		return err
 	}
-	f.reduce[group] = f.s.groups[group].startSync(f.data(f.Grads[group]))
+	if g := f.s.groups[group]; f.s.turn.Leafwise {
+		f.reduce[group] = g.startExchange(f.data(f.Grads[group]))
+	} else {
+		f.reduce[group] = g.startSync(f.grads(group))
+	}
 	return nil
 }
 
@@ -311,8 +328,12 @@ func (f *hostFrame) Drain(ctx context.Context, group int, after float64) error {
 		}
 	}
 	f.reduce[group] = nil
-	g, grads := f.s.groups[group], f.data(f.Grads[group])
-	if over, err := f.s.keep(g, g.ownRange(g.traveling(grads))); err != nil || !over {
+	g, grads := f.s.groups[group], f.grads(group)
+	if f.s.turn.Leafwise {
+		if over, err := f.s.keepLeaves(ctx, g, f.data(f.Grads[group])); err != nil || !over {
+			return err
+		}
+	} else if over, err := f.s.keep(g, g.ownRange(g.traveling(grads))); err != nil || !over {
 		return err
 	}
 	if w != nil || after != 1 || !g.takeSums(f.h.arena, f.blocks[f.Grads[group]]) {

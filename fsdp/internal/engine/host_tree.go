@@ -1,6 +1,9 @@
 package engine
 
 import (
+	"context"
+	"math"
+
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -45,18 +48,90 @@ func (s *hostShards) keep(f *flatGroup, own []byte) (over bool, err error) {
 	if s.turn.Of < 2 || s.turn.Whole {
 		return true, nil
 	}
-	if f.merge(own, f.sums, s.turn); s.turn.Last() {
+	return s.count(f, own, s.turn)
+}
+
+// count adds a leaf to the binary counter of a group, or makes it the sum of all. Then it returns
+// true.
+func (s *hostShards) count(f *flatGroup, leaf []byte, t Turn) (over bool, err error) {
+	if f.merge(leaf, f.sums, t); t.Last() {
 		return true, nil
 	}
-	for len(f.sums) <= s.turn.Kept() {
-		b, err := s.h.arena.Alloc(len(own), arena.Shard)
+	for len(f.sums) <= t.Kept() {
+		b, err := s.h.arena.Alloc(len(leaf), arena.Shard)
 		if err != nil {
 			return false, err
 		}
 		f.sums = append(f.sums, b)
 	}
-	copy(f.sums[s.turn.Kept()].Data, own)
+	copy(f.sums[t.Kept()].Data, leaf)
 	return false, nil
+}
+
+// In a leafwise pass, the room behind the full gradients has the leaves of this rank's part. Before
+// them there may be padding: parts of replicas end behind the gradients.
+
+// leaves returns the elements that this rank sends, and the leaves that it receives, both in parts
+// for all places of the exchange.
+func (f *flatGroup) leaves(x Exchange, full []byte) (sent, received []byte) {
+	n := x.Places * x.Part * f.Compute.Size()
+	from := 0
+	if f.Ranks.Twice() {
+		from = f.Ranks.Place * f.Flat.ShardLen() * f.Compute.Size()
+	}
+	return full[from : from+n : from+n], full[len(full)-n:]
+}
+
+// exchanging returns the group of the exchange, and this rank's place in it.
+func (f *flatGroup) exchanging() (g comm.Group, place int) {
+	if f.mesh.Replica != nil {
+		return f.mesh.Replica, f.Ranks.Replica
+	}
+	return f.mesh.Shard, f.Ranks.Place
+}
+
+// startExchange issues the all-to-all of the gradients in full.
+func (f *flatGroup) startExchange(full []byte) comm.Work {
+	sent, received := f.leaves(NewExchange(f.Group), full)
+	g, _ := f.exchanging()
+	return g.AllToAll(f.buffer(received, f.Compute), f.buffer(sent, f.Compute))
+}
+
+// nothing makes gradients those of a rank without a leaf.
+func (f *flatGroup) nothing(grads []byte) {
+	zero := math.Copysign(0, -1)
+	if f.Compute == comm.Float64 {
+		vec.Fill(elements[float64](grads), zero)
+	} else {
+		vec.Fill(elements[float32](grads), float32(zero))
+	}
+}
+
+// keepLeaves counts the leaves that a rank has received. It returns whether the step is over: then
+// this rank's range of the gradients is the sum.
+func (s *hostShards) keepLeaves(ctx context.Context, f *flatGroup, full []byte) (over bool, err error) {
+	x := NewExchange(f.Group)
+	sent, received := f.leaves(x, full)
+	g, place := f.exchanging()
+	size := x.Part * f.Compute.Size()
+	own := sent[place*size:][:size:size]
+	for p := range x.Places {
+		t, ok := s.turn.Leaf(p, x.Places, x.Ranks)
+		if !ok {
+			break
+		}
+		leaf := received[p*size:][:size]
+		if over, err = s.count(f, leaf, t); err != nil {
+			return false, err
+		}
+		if over {
+			copy(own, leaf)
+		}
+	}
+	if over && f.mesh.Replica != nil {
+		err = g.AllGather(f.buffer(sent, f.Compute), f.buffer(own, f.Compute)).Wait(ctx)
+	}
+	return over, err
 }
 
 // leave keeps the whole gradients of a pass inside NoSync, merged with earlier sums.

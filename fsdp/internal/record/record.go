@@ -86,7 +86,7 @@ func (f *File) Begin(p *engine.Pass, l *layout.Layout, s engine.Shards) {
 		f.step, f.updated, f.params = f.step+1, false, 0
 	}
 	head := hashes.Head{Number: p.Number, Step: f.step, Virtual: -1}
-	if p.Turn.Of > 0 {
+	if p.Turn.Of > 0 && !p.Turn.Missing {
 		head.Virtual = p.Turn.VirtualRank(f.place, f.ranks)
 	}
 	_, open := f.heads[f.params] // and may get no backward, which would end it

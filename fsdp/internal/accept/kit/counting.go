@@ -46,6 +46,15 @@ func (g *CountingGroup) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Wor
 	return g.Group.ReduceScatter(dst, src, op)
 }
 
+// AllToAll implements comm.Group. It carries gradients like a ReduceScatter.
+func (g *CountingGroup) AllToAll(dst, src comm.Buffer) comm.Work {
+	if g.counts(dst) {
+		g.Reduces++
+		g.Bytes += len(dst.Bytes()) / g.Size() * (g.Size() - 1)
+	}
+	return g.Group.AllToAll(dst, src)
+}
+
 // AllReduce implements comm.Group.
 func (g *CountingGroup) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
 	if g.counts(buf) {

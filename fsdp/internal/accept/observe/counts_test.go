@@ -104,6 +104,28 @@ func TestCountsOfAccumulation(t *testing.T) {
 	}
 }
 
+// TestCountsOfLeaves: three ranks of four virtual ones send as much in each pass as planned, also the
+// ranks that have no last batch.
+func TestCountsOfLeaves(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		counting := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: counting, WrapPolicy: kit.Blocks, VirtualRanks: 4})
+		batch := kit.TinyBatch(0, 0, 1, 2)
+		plan, err := m.Plan(batch...)
+		require.NoError(t, err)
+		counting.Take()
+		for pass := range 2 {
+			if pass == 1 && g.Rank() > 0 {
+				batch = nil
+			}
+			kit.ForwardBackward(t, ctx, m, batch)
+			require.Equal(t, kit.Tally{Gathers: plan.Gathers, Reduces: plan.Reduces, AllReduces: 0, Bytes: plan.Traffic}, counting.Take())
+		}
+		require.NoError(t, m.Close())
+	})
+}
+
 // TestCountsOfFrozen: with the root unit and the first blocks frozen, backward ends at the first
 // block that is trained, and only what is trained is reduced.
 func TestCountsOfFrozen(t *testing.T) {

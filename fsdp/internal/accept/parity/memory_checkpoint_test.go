@@ -203,16 +203,12 @@ func (v *mortal) join(ctx context.Context, last *fsdp.MemoryCheckpoint, now *mem
 // step makes a step.
 func (v *mortal) step(ctx context.Context, now *member, last *fsdp.MemoryCheckpoint, step int) error {
 	size := now.g.Size()
-	each := v.virtual / size
-	for k := range each {
-		at := k*size + now.g.Rank()
-		alone := func(f func() error) error { return f() }
-		if size&(size-1) != 0 {
-			if at = now.g.Rank()*each + k; k < each-1 {
-				alone = now.m.NoSync
-			}
+	for first := 0; first < v.virtual; first += size {
+		var batch []fsdp.Tensor
+		if at := first + now.g.Rank(); at < v.virtual {
+			batch = kit.TinyBatch(step, at, 1, kit.TinyContext)
 		}
-		if err := alone(func() error { return kit.TrainStep(ctx, now.m, kit.TinyBatch(step, at, 1, kit.TinyContext)) }); err != nil {
+		if err := kit.TrainStep(ctx, now.m, batch); err != nil {
 			return err
 		}
 	}
@@ -305,7 +301,7 @@ func adamw(params []optim.Param) (optim.Optimizer, error) {
 // step. The others, with a spare or without, end with the bits of an undisturbed training.
 func TestMemoryCheckpointAnyMoment(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
-	for _, c := range []struct{ workers, spares, virtual int }{{2, 0, 2}, {2, 1, 2}, {3, 0, 6}, {3, 1, 3}, {4, 1, 4}, {5, 1, 5}} {
+	for _, c := range []struct{ workers, spares, virtual int }{{2, 0, 2}, {2, 1, 2}, {3, 0, 6}, {3, 1, 4}, {4, 0, 4}, {4, 1, 4}, {5, 1, 5}} {
 		t.Run(fmt.Sprintf("%d workers, %d spares", c.workers, c.spares), func(t *testing.T) {
 			v := mortal{workers: c.workers, spares: c.spares, virtual: c.virtual, steps: 3, optimizer: adamw}
 			undisturbed := v

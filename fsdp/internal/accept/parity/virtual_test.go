@@ -3,6 +3,7 @@ package parity_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"regexp"
 	"testing"
@@ -33,14 +34,8 @@ type way struct {
 // ways are those that virtual ranks may run in.
 func (v *virtual) ways() (list []way) {
 	for n := 1; n <= v.ranks; n++ {
-		if v.ranks%n != 0 {
-			continue
-		}
-		l := v.ranks / n
-		if n&(n-1) == 0 || l == 1 {
-			list = append(list, way{ranks: n})
-		}
-		if l > 1 && (n == 1 || l&(l-1) == 0) {
+		list = append(list, way{ranks: n})
+		if l := v.ranks / n; v.ranks%n == 0 && l > 1 && (n == 1 || l&(l-1) == 0) {
 			list = append(list, way{ranks: n, noSync: true}, way{ranks: n, noSync: true, sync: true})
 		}
 	}
@@ -55,12 +50,15 @@ func (w way) leaf(g comm.Group, k, passes int) int {
 	return k*g.Size() + g.Rank()
 }
 
+// passes returns the number of micro-batches of a step on each rank.
+func (v *virtual) passes(ranks int) int { return (v.ranks + ranks - 1) / ranks }
+
 // batches returns those of a rank in a step, nil where there is none.
 func (v *virtual) batches(g comm.Group, w way, step int) [][]fsdp.Tensor {
-	list := make([][]fsdp.Tensor, v.ranks/g.Size())
+	list := make([][]fsdp.Tensor, v.passes(g.Size()))
 	for k := range list {
 		leaf := w.leaf(g, k, len(list))
-		if v.none == nil || !v.none(step, leaf) {
+		if leaf < v.ranks && (v.none == nil || !v.none(step, leaf)) {
 			list[k] = kit.TinyBatch(step, leaf, 1+leaf%2, kit.TinyContext)
 		}
 	}
@@ -80,7 +78,7 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 		require.NoError(t, err)
 	}
 	var norms []uint64
-	passes := v.ranks / g.Size()
+	passes := v.passes(g.Size())
 	for step := from; step < to; step++ {
 		k := 0
 		for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, step)...)) {
@@ -135,14 +133,17 @@ func (v *virtual) on(t require.TestingT, w way, steps int) (all kit.Bits) {
 	return all
 }
 
-// TestVirtualRanks: a training on virtual ranks has the same bits on all numbers of ranks that
-// divide them, however they accumulate.
+// TestVirtualRanks: a training on virtual ranks has the same bits on all numbers of ranks, however
+// they accumulate.
 func TestVirtualRanks(t *testing.T) {
-	for _, n := range []int{6, 8, 12} {
+	for _, n := range []int{2, 3, 4, 5, 6, 7, 8, 12} {
 		v := &virtual{ranks: n, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
-		want := v.on(t, way{ranks: n}, 3)
+		want := v.on(t, way{ranks: n}, 2)
 		for _, w := range v.ways() {
-			kit.RequireSameBits(t, want, v.on(t, w, 3), n, w)
+			if n > 8 && w.ranks > 7 { // no other case than with 8 of them
+				continue
+			}
+			kit.RequireSameBits(t, want, v.on(t, w, 2), n, w)
 		}
 	}
 }
@@ -187,11 +188,16 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 		})
 	}
 	t.Run("hybrid over 2", func(t *testing.T) {
-		v := &virtual{ranks: 8, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
-		want := v.on(t, way{ranks: 8}, 2)
-		v.cfg.Strategy, v.cfg.ShardRanks = fsdp.HybridShard, 2
-		for _, w := range []way{{ranks: 8}, {ranks: 4}, {ranks: 4, noSync: true}, {ranks: 2}} {
-			kit.RequireSameBits(t, want, v.on(t, w, 2), w)
+		for n, ways := range map[int][]way{
+			8: {{ranks: 8}, {ranks: 4}, {ranks: 4, noSync: true}, {ranks: 2}, {ranks: 6}},
+			7: {{ranks: 2}, {ranks: 4}, {ranks: 6}}, // on 4 and 6, one of two ranks has no last batch
+		} {
+			v := &virtual{ranks: n, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
+			want := v.on(t, way{ranks: n}, 2)
+			v.cfg.Strategy, v.cfg.ShardRanks = fsdp.HybridShard, 2
+			for _, w := range ways {
+				kit.RequireSameBits(t, want, v.on(t, w, 2), n, w)
+			}
 		}
 	})
 }
@@ -201,7 +207,7 @@ func TestVirtualRanksOverTransports(t *testing.T) {
 	v := &virtual{ranks: 8, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 	want := v.on(t, way{ranks: 1}, 2)
 	for name, change := range kit.Transports {
-		for _, w := range []way{{ranks: 2}, {ranks: 4, noSync: true}} {
+		for _, w := range []way{{ranks: 2}, {ranks: 4, noSync: true}, {ranks: 3}, {ranks: 7}} {
 			kit.OnGroups(t, kit.Connect(t, w.ranks, change), func(ctx context.Context, g comm.Group) {
 				if b := v.train(t, ctx, g, w, 0, 2, ""); g.Rank() == 0 {
 					kit.RequireSameBits(t, want, b, name, w)
@@ -238,7 +244,7 @@ func TestVirtualRanksGoOnElsewhere(t *testing.T) {
 	dir := t.TempDir()
 	want := v.on(t, way{ranks: 4}, 6)
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) { v.train(t, ctx, g, way{ranks: 4}, 0, 3, dir) })
-	for _, w := range []way{{ranks: 2}, {ranks: 1}, {ranks: 4, noSync: true}, {ranks: 8}} {
+	for _, w := range []way{{ranks: 2}, {ranks: 1}, {ranks: 4, noSync: true}, {ranks: 8}, {ranks: 3}} {
 		kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
 			got := v.train(t, ctx, g, w, 3, 6, dir)
 			got["norms"] = append(want["norms"][:3:3], got["norms"]...)
@@ -290,6 +296,40 @@ func TestVirtualRanksMemory(t *testing.T) {
 	}
 }
 
+// TestVirtualRanksMemoryOfLeaves: likewise where ranks receive leaves one by one.
+func TestVirtualRanksMemoryOfLeaves(t *testing.T) {
+	for _, c := range []struct {
+		ranks, virtual int
+		cfg            fsdp.Config
+	}{
+		{2, 3, fsdp.Config{}}, {3, 4, fsdp.Config{}}, {3, 9, fsdp.Config{Precision: fsdp.Precision{Reduce: fsdp.BFloat16}}},
+		{3, 5, fsdp.Config{Strategy: fsdp.NoShard}}, {6, 7, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2}},
+	} {
+		v := &virtual{ranks: c.virtual}
+		kit.OnRanks(t, c.ranks, func(ctx context.Context, g comm.Group) {
+			cfg := c.cfg
+			cfg.Group, cfg.WrapPolicy, cfg.VirtualRanks = g, kit.Blocks, c.virtual
+			m, batch := kit.Wrap(t, kit.TinyGPT(2), cfg), kit.TinyBatch(0, 0, 2, kit.TinyContext)
+			plan, err := m.Plan(batch...)
+			require.NoError(t, err)
+			for k := range 2 * v.passes(c.ranks) { // the first step allocates the sums
+				if (way{}).leaf(g, k%v.passes(c.ranks), 0) < c.virtual {
+					kit.ForwardBackward(t, ctx, m, batch)
+				} else {
+					kit.ForwardBackward(t, ctx, m, nil)
+				}
+			}
+			require.Equal(t, plan.Peak(), m.Memory().Peak, "%d virtual ranks on %d", c.virtual, c.ranks)
+			cfg.Group = comm.World{Ranks: c.ranks}
+			dry, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}}.Plan()
+			require.NoError(t, err)
+			require.Equal(t, []int{plan.Peak(), plan.VirtualBytes}, []int{dry.Peak(), dry.VirtualBytes})
+			require.NoError(t, m.Close())
+			require.Zero(t, m.Memory().Live)
+		})
+	}
+}
+
 // TestVirtualRanksRefused names what does not go with virtual ranks, when the model is wrapped.
 func TestVirtualRanksRefused(t *testing.T) {
 	own := comm.Local(1)[0]
@@ -299,9 +339,8 @@ func TestVirtualRanksRefused(t *testing.T) {
 		cfg   fsdp.Config
 		want  string
 	}{
-		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
-		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
-		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks, so 3 micro-batches on each: the number of ranks or of micro-batches must be a power of two"},
+		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 1}, "Config.VirtualRanks is 1: want at least the 2 ranks"},
+		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want at least the 2 ranks"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
 			"Config.GradAverage is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, WrapPolicy: kit.Blocks, Unit: kit.GroupOf(func(fsdp.UnitConfig) comm.Group { return own })},
@@ -397,10 +436,24 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		require.Zero(t, opt.Steps()-1)
 	})
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 4})
 		defer m.Close()
-		_, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...)
-		require.ErrorContains(t, err, "3 ranks are not a power of two: run all micro-batches of a step but the last inside NoSync")
+		batch := kit.TinyBatch(0, 0, 1, 2)
+		forward := func() error { _, err := m.Forward(ctx, batch...); return err }
+		require.ErrorContains(t, m.NoSync(forward), "inside NoSync all ranks must have the same number of micro-batches, but Config.VirtualRanks makes 4 for 3 ranks")
+		kit.ForwardBackward(t, ctx, m, batch)
+		require.ErrorContains(t, forward(), "micro-batch 2 of 2 of the step would belong to virtual rank 4, but Config.VirtualRanks is 4: call Forward without a batch")
+		var err error
+		if g.Rank() == 0 { // the others leave out their pass without a batch
+			err = forward()
+		} else {
+			_, err = m.ClipGradNorm(ctx, 1)
+		}
+		require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", max(1, g.Rank())))
+		require.ErrorContains(t, err, "Config.VirtualRanks makes 2 micro-batches of a step on each rank, but only 1 have run: "+
+			"run the others, without a batch on a rank that has no virtual rank left, or call ZeroGrad")
+		_, err = m.Forward(ctx) // and rank 0 leaves out its batch
+		require.ErrorContains(t, err, "the batch has 0 tensors, the model takes 2")
 	})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
@@ -421,18 +474,20 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 func TestVirtualRanksDropped(t *testing.T) {
 	for bad := range 4 {
 		var want kit.Bits
-		for _, ranks := range []int{4, 2, 1} {
+		for _, ranks := range []int{4, 3, 2, 1} {
 			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Precision: kit.Float64s, VirtualRanks: 4, Seed: 3})
 				defer m.Close()
 				update := kit.Updater(t, m, 0.1)
 				for step := range 3 {
 					var err error
-					for k := 0; k < 4/ranks && err == nil; k++ {
-						v := k*ranks + g.Rank()
+					for v := g.Rank(); v < 4+g.Rank() && err == nil; v += ranks {
 						batch := sightedBatch(10*step+v, true)
 						if step == 1 && v == bad {
 							batch[1].Data().([]float64)[0] = math.NaN()
+						}
+						if v >= 4 {
+							batch = nil
 						}
 						err = kit.TrainStep(ctx, m, batch)
 					}
@@ -515,7 +570,7 @@ func TestVirtualRanksWeighted(t *testing.T) {
 					require.NoError(t, err)
 					var opts []fsdp.BackwardOption
 					if divide == fsdp.ByWeights {
-						opts = append(opts, fsdp.Weight(float64(300+100*w.leaf(g, k, n/ranks))))
+						opts = append(opts, fsdp.Weight(float64(300+100*w.leaf(g, k, v.passes(ranks)))))
 					}
 					kit.ForwardBackward(t, ctx, m, batch, opts...)
 					k++
@@ -527,7 +582,7 @@ func TestVirtualRanksWeighted(t *testing.T) {
 			return grads
 		}
 		want := gradients(n, 0)
-		for _, ranks := range []int{1, 4} {
+		for _, ranks := range []int{1, 3, 4} {
 			for name, list := range gradients(ranks, n) {
 				for i, x := range list {
 					require.InDelta(t, math.Float64frombits(want[name][i]), math.Float64frombits(x), 1e-6, "%v: %s[%d]", divide, name, i)

@@ -205,7 +205,9 @@ func (d *Device) Copies() bool { return d.host.Copies() }
 func (d *Device) Work(p *exec.Program) (int, error) { return d.host.Work(p) }
 
 // SumWork implements engine.Device.
-func (d *Device) SumWork(g *layout.Group) (reduce, sync int) { return d.host.SumWork(g) }
+func (d *Device) SumWork(g *layout.Group, leafwise bool) (room, reduce, sync int) {
+	return d.host.SumWork(g, leafwise)
+}
 
 // Slow implements engine.Device.
 func (d *Device) Slow(in *exec.Instr) string { return d.host.Slow(in) }

@@ -284,7 +284,7 @@ func (f *frame) Reduce(group int, before float32) error {
 			if err != nil {
 				return err
 			}
-			return g.reduceInTree(full, scratch, at)
+			return g.reduceInTree(f.s, full, scratch, at)
 		})
 	}
 	return f.collective(func() (*link, nccl.Op, error) { return g.startReduce(full, f.GradType[group], before) })
@@ -294,7 +294,7 @@ func (f *frame) Reduce(group int, before float32) error {
 func (f *frame) Sync(_ context.Context, group int) error {
 	g, full := f.s.groups[group], f.at[f.Grads[group]]
 	if f.s.turn.Of > 0 {
-		return f.inTree(func(scratch uintptr, at engine.Place) error { return g.syncInTree(full, scratch, at) })
+		return f.inTree(func(scratch uintptr, at engine.Place) error { return g.syncInTree(f.s, full, scratch, at) })
 	}
 	return f.collective(func() (*link, nccl.Op, error) {
 		k, op := g.startSync(full)

@@ -150,7 +150,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	full := g.whole.Addr()
 	err := g.outside(ctx, func() error {
 		if s.turn.Of > 0 {
-			if err := g.reduceWholeInTree(full, before); err != nil {
+			if err := g.reduceWholeInTree(s, full, before); err != nil {
 				return err
 			}
 			return g.finishReduce(full, after)

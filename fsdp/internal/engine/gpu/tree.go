@@ -15,8 +15,9 @@ import (
 // With engine.Options.Passes gradients are summed in one tree: see the tree over the passes of a
 // step. NCCL sums in another order, which depends on the number of ranks. So each rank receives the
 // gradients of its part from the other ranks, into scratch memory, and adds them in the order of
-// the tree. An all-reduce then gathers the parts. All of this runs in wire. Only gradients that a
-// pass inside NoSync leaves are rounded and merged in work, where the pass has written them.
+// the tree, or, in a leafwise pass, to the sums of earlier leaves. An all-reduce then gathers the
+// parts. All of this runs in wire. Only gradients that a pass inside NoSync leaves are rounded and
+// merged in work, where the pass has written them.
 
 // Turn implements engine's turner.
 func (s *shards) Turn(t engine.Turn, before func(*layout.Group) float32) {
@@ -24,10 +25,16 @@ func (s *shards) Turn(t engine.Turn, before func(*layout.Group) float32) {
 }
 
 // SumWork implements engine.Device.
-func (d *Device) SumWork(g *layout.Group) (reduce, sync int) { return sumWork(g) }
+func (d *Device) SumWork(g *layout.Group, _ bool) (room, reduce, sync int) {
+	reduce, sync = sumWork(g)
+	return 0, reduce, sync
+}
 
 // SumWork implements engine.Device.
-func (d *dry) SumWork(g *layout.Group) (reduce, sync int) { return sumWork(g) }
+func (d *dry) SumWork(g *layout.Group, _ bool) (room, reduce, sync int) {
+	reduce, sync = sumWork(g)
+	return 0, reduce, sync
+}
 
 // sumWork returns the bytes of scratch memory for the sums of a group.
 func sumWork(g *layout.Group) (reduce, sync int) {
@@ -35,18 +42,12 @@ func sumWork(g *layout.Group) (reduce, sync int) {
 	if r.Shards > 1 {
 		reduce = (r.Shards - 1) * g.Flat.ShardLen() * g.Reduce.Size()
 		if r.Replicas > 1 {
-			sync = (r.Replicas - 1) * part(g.Flat.ShardLen(), r.Replicas) * g.Reduce.Size()
+			sync = (r.Replicas - 1) * engine.Part(g.Flat.ShardLen(), r.Replicas) * g.Reduce.Size()
 		}
 	} else if r.Replicas > 1 {
-		reduce = (r.Replicas - 1) * part(g.Flat.Len(), r.Replicas) * g.Reduce.Size()
+		reduce = (r.Replicas - 1) * engine.Part(g.Flat.Len(), r.Replicas) * g.Reduce.Size()
 	}
 	return reduce, sync
-}
-
-// part returns how many of n elements each of some ranks adds. The last ranks may add fewer.
-func part(n, ranks int) int {
-	const align = 64
-	return ((n+ranks-1)/ranks + align - 1) / align * align
 }
 
 // A sum is the exchange of elements of type t among the ranks of a link. Rank r adds the elements
@@ -56,6 +57,7 @@ type sum struct {
 	link          *link
 	full, scratch uintptr
 	part, n       int
+	ranks         int // that a rank of the link stands for
 }
 
 // from and len return the address of the elements that a rank adds, and their number.
@@ -84,49 +86,102 @@ func (x *sum) exchange(kind nccl.Kind, at engine.Place, send, receive func(rank 
 	return x.g.d.links.launch()
 }
 
-// run leaves the sums of this rank's elements in place. If all is true, every rank gets all sums.
-func (x *sum) run(at engine.Place, all bool) error {
+// piece returns the address of the elements of a rank that this rank adds: its own in place, and
+// those of others where they are received.
+func (x *sum) piece(rank int) uintptr {
+	switch me := x.link.comm.Rank(); {
+	case rank == me:
+		return x.from(me)
+	case rank > me:
+		rank--
+	}
+	return x.scratch + uintptr(rank*x.part*x.g.Reduce.Size())
+}
+
+// run leaves the sums of this rank's elements in place, or in a leafwise pass of s in its sums,
+// until the last pass. If all is true, every rank gets all sums.
+func (x *sum) run(s *shards, at engine.Place, all bool) error {
 	if x.n == 0 {
 		return x.g.d.err()
 	}
 	me := x.link.comm.Rank()
 	own, n := x.from(me), x.len(me)
 	theirs := func(r int) (uintptr, int) { return x.from(r), x.len(r) }
-	err := x.exchange(nccl.ReduceScatter, at, theirs, func(r int) (uintptr, int) {
-		if r > me {
-			r--
-		}
-		return x.scratch + uintptr(r*x.part*x.g.Reduce.Size()), n
-	})
-	if err == nil && n > 0 {
-		err = x.g.launch(x.g.kernels.tree, (n+255)/256, uint64(own), uint64(x.scratch), uint64(n), uint64(x.part), uint64(x.link.comm.Size()), uint64(me))
+	err := x.exchange(nccl.ReduceScatter, at, theirs, func(r int) (uintptr, int) { return x.piece(r), n })
+	over := true
+	switch {
+	case err != nil:
+	case !s.turn.Leafwise:
+		err = x.add(x.link.comm.Size())
+	case x.g.Ranks.Twice() && !all:
+		first := (s.turn.At*x.g.Ranks.Replicas + x.g.Ranks.Replica) * x.g.Ranks.Shards
+		err = x.add(max(0, min(x.g.Ranks.Shards, s.turn.Leaves-first)))
+	default:
+		over, err = x.count(s)
 	}
-	if err != nil || !all {
+	if err != nil || !all || !over {
 		return err
 	}
 	return x.exchange(nccl.AllGather, at, func(int) (uintptr, int) { return own, n }, theirs)
 }
 
+// add leaves the sums of the elements of the first ranks in place.
+func (x *sum) add(ranks int) error {
+	me, scratch := x.link.comm.Rank(), x.scratch
+	own, n := x.from(me), x.len(me)
+	if n == 0 || ranks == 0 {
+		return x.g.d.err()
+	}
+	if me >= ranks { // the first piece takes the place of this rank's elements
+		if err := x.g.d.fail(x.g.d.wire.CopyDevice(own, scratch, n*x.g.Reduce.Size())); err != nil {
+			return err
+		}
+		me, scratch = 0, scratch+uintptr(x.part*x.g.Reduce.Size())
+	}
+	return x.g.launch(x.g.kernels.tree, (n+255)/256, uint64(own), uint64(scratch), uint64(n), uint64(x.part), uint64(ranks), uint64(me))
+}
+
+// count counts the leaves of a leafwise pass. It returns whether the step is over: then the sums are
+// in place.
+func (x *sum) count(s *shards) (over bool, err error) {
+	me := x.link.comm.Rank()
+	own, n := x.from(me), x.len(me)
+	for r := range x.link.comm.Size() {
+		t, ok := s.turn.Leaf(r, x.link.comm.Size(), x.ranks)
+		if !ok {
+			break
+		}
+		leaf := x.piece(r)
+		if over, err = s.count(x.g, leaf, n, x.part, t); err != nil {
+			return false, err
+		}
+		if over && leaf != own && n > 0 {
+			err = x.g.d.fail(x.g.d.wire.CopyDevice(own, leaf, n*x.g.Reduce.Size()))
+		}
+	}
+	return over, err
+}
+
 // reduceInTree sums the gradients in full like the collective that startReduce returns.
-func (g *group) reduceInTree(full, scratch uintptr, at engine.Place) error {
+func (g *group) reduceInTree(s *shards, full, scratch uintptr, at engine.Place) error {
 	switch {
 	case g.shard != nil:
-		return (&sum{g, g.shard, full, scratch, g.Flat.ShardLen(), g.Flat.Len()}).run(at, false)
+		return (&sum{g, g.shard, full, scratch, g.Flat.ShardLen(), g.Flat.Len(), 1}).run(s, at, false)
 	case g.replica != nil:
-		return (&sum{g, g.replica, full, scratch, part(g.Flat.Len(), g.replica.comm.Size()), g.Flat.Len()}).run(at, true)
+		return (&sum{g, g.replica, full, scratch, engine.Part(g.Flat.Len(), g.replica.comm.Size()), g.Flat.Len(), 1}).run(s, at, true)
 	}
 	return g.d.err()
 }
 
 // syncInTree sums this rank's range of the gradients over the replicas.
-func (g *group) syncInTree(full, scratch uintptr, at engine.Place) error {
+func (g *group) syncInTree(s *shards, full, scratch uintptr, at engine.Place) error {
 	n := g.Flat.ShardLen()
-	return (&sum{g, g.replica, g.ownAddress(full, g.Reduce), scratch, part(n, g.replica.comm.Size()), n}).run(at, true)
+	return (&sum{g, g.replica, g.ownAddress(full, g.Reduce), scratch, engine.Part(n, g.replica.comm.Size()), n, g.Ranks.Shards}).run(s, at, true)
 }
 
 // reduceWholeInTree sums the whole gradients of a group over the ranks, in a slab that no pass
 // uses.
-func (g *group) reduceWholeInTree(full uintptr, before float32) error {
+func (g *group) reduceWholeInTree(sh *shards, full uintptr, before float32) error {
 	first, second := sumWork(g.Group)
 	n, scratch := max(first, second), uintptr(0)
 	if n > 0 {
@@ -146,10 +201,10 @@ func (g *group) reduceWholeInTree(full uintptr, before float32) error {
 	}
 	err := g.lower(full, g.Compute, before)
 	if err == nil {
-		err = g.reduceInTree(full, scratch, engine.Place{})
+		err = g.reduceInTree(sh, full, scratch, engine.Place{})
 	}
 	if err == nil && g.Ranks.Twice() {
-		err = g.syncInTree(full, scratch, engine.Place{})
+		err = g.syncInTree(sh, full, scratch, engine.Place{})
 	}
 	return err
 }
@@ -179,20 +234,33 @@ func (g *group) merge(s *nccl.Stream, leaf uintptr, n int, sums []*block, t engi
 // keep merges this rank's range of the sums of a reduction, and keeps it for later passes. It
 // returns whether the step is over: then own is the sum.
 func (s *shards) keep(g *group, own uintptr) (over bool, err error) {
-	if s.turn.Of < 2 || s.turn.Whole {
+	switch {
+	case s.turn.Of < 2 || s.turn.Whole:
 		return true, nil
+	case s.turn.Leafwise: // the sums have them already
+		return s.turn.Last(), nil
 	}
-	if err := g.merge(s.d.wire, own, g.Flat.ShardLen(), g.sums, s.turn); err != nil || s.turn.Last() {
+	n := g.Flat.ShardLen()
+	return s.count(g, own, n, n, s.turn)
+}
+
+// count adds n elements of a leaf to the binary counter of a group, whose sums have room for more,
+// or makes them the sums of all leaves. Then it returns true.
+func (s *shards) count(g *group, leaf uintptr, n, room int, t engine.Turn) (over bool, err error) {
+	if err := g.merge(s.d.wire, leaf, n, g.sums, t); err != nil || t.Last() {
 		return true, err
 	}
-	for len(g.sums) <= s.turn.Kept() {
-		b, err := s.d.alloc(g.ShardBytes(), arena.Shard)
+	for len(g.sums) <= t.Kept() {
+		b, err := s.d.alloc(room*g.Compute.Size(), arena.Shard)
 		if err != nil {
 			return false, fmt.Errorf("group %s: %w", g.Name, err)
 		}
 		g.sums = append(g.sums, b)
 	}
-	return false, s.d.fail(s.d.wire.CopyDevice(g.sums[s.turn.Kept()].Addr(), own, g.ShardBytes()))
+	if n == 0 {
+		return false, s.d.err()
+	}
+	return false, s.d.fail(s.d.wire.CopyDevice(g.sums[t.Kept()].Addr(), leaf, n*g.Compute.Size()))
 }
 
 // leave keeps the whole gradients of a pass inside NoSync, merged with earlier sums.

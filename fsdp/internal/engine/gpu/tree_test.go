@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/optim"
@@ -36,7 +37,7 @@ func TestTree(t *testing.T) {
 	double(t)
 	d, rng := open(t, Options{}), rand.New(rand.NewPCG(7, 7))
 	const n, most = 70, 17
-	stride := part(n, 1)
+	stride := engine.Part(n, 1)
 	own, rest := whole(t, t, d, n), whole(t, t, d, most*stride)
 	for _, reduce := range []comm.DType{comm.Float32, comm.BFloat16, comm.Float16} {
 		l := flat(t, n, 1, 0)
