@@ -103,7 +103,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 	f.IntVar(&c.context, "context", 0, "`tokens` that the model sees at once (default by size)")
 	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
 	f.IntVar(&c.ranks, "ranks", 0, "`ranks` to shard over: goroutines, unless a launcher starts the\nranks (default 2, or 1 with -gpu)")
-	f.IntVar(&c.virtual, "virtual", 0, "train to the last bit as on this number of `ranks`, which is a\nmultiple of -ranks")
+	f.IntVar(&c.virtual, "virtual", 0, "train to the last bit as on this number of `ranks`, which is at\nleast -ranks")
 	f.BoolVar(&c.gpu, "gpu", false, "compute on GPUs, one for each rank")
 	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on GPUs, on processors with AMX, and on\nthose from AMD with AVX512_BF16")
 	f.BoolVar(&c.masters16, "masters16", false, "with -bf16, keep parameters and gradients in 16 bits, too")
@@ -182,8 +182,8 @@ func (c *config) runs(ranks int) error {
 	if most := max(ranks, c.virtual); c.batch < most {
 		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, most)
 	}
-	if c.virtual < 0 || ranks > 0 && c.virtual%ranks != 0 {
-		return fmt.Errorf("-virtual %d: want a multiple of the %d ranks", c.virtual, ranks)
+	if c.virtual != 0 && c.virtual < max(1, ranks) {
+		return fmt.Errorf("-virtual %d: want at least the %d ranks", c.virtual, ranks)
 	}
 	c.ranks = ranks
 	return nil

@@ -51,7 +51,7 @@ func TestParseErrors(t *testing.T) {
 		{[]string{"-context", "1"}, "-context 1: want at least 2"},
 		{[]string{"-ranks", "-1"}, "-ranks -1: want at least 1"},
 		{[]string{"-ranks", "4", "-batch", "3"}, "-batch 3: want at least a sequence for each of 4 ranks"},
-		{[]string{"-ranks", "2", "-virtual", "3"}, "-virtual 3: want a multiple of the 2 ranks"},
+		{[]string{"-ranks", "4", "-virtual", "3"}, "-virtual 3: want at least the 4 ranks"},
 		{[]string{"-virtual", "32"}, "-batch 16: want at least a sequence for each of 32 ranks"},
 		{[]string{"-dropout", "1"}, "-dropout 1: want a rate in [0, 1)"},
 		{[]string{"-bits", "4"}, "-bits 4: want 8 or 16"},

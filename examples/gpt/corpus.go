@@ -227,10 +227,5 @@ func (t *corpus) heldBatches(g comm.Group, c config) (*loader, error) {
 }
 
 func (c *config) loader(g comm.Group, windows data.Source[[]int32]) (*loader, error) {
-	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch, VirtualRanks: c.virtual, NoSync: c.noSync()})
+	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch, VirtualRanks: c.virtual})
 }
-
-// noSync reports whether ranks exchange gradients only after the last batch of a step. -virtual
-// needs this on a number of ranks that is not a power of two, because sums in another order would
-// have other bits.
-func (c *config) noSync() bool { return c.virtual > 0 && c.ranks&(c.ranks-1) != 0 }

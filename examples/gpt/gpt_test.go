@@ -331,8 +331,8 @@ func TestVirtualRanks(t *testing.T) {
 		return smallJob(t, append([]string{"-dropout", "0.1", "-steps", "8", "-sample-bytes", "0", "-batch", "15"}, more...)...)
 	}
 	for virtual, ways := range map[string][][]string{
-		"8": {{"-ranks", "1"}, {"-ranks", "2"}, {"-ranks", "4"}, {"-ranks", "8"}},
-		"6": {{"-ranks", "2"}, {"-ranks", "3"}, {"-ranks", "6"}},
+		"8": {{"-ranks", "1"}, {"-ranks", "2"}, {"-ranks", "3"}, {"-ranks", "4"}},
+		"6": {{"-ranks", "2"}, {"-ranks", "3"}, {"-ranks", "4"}},
 	} {
 		want := bitsOf(t, few("-virtual", virtual, "-ranks", virtual))
 		for _, way := range ways {

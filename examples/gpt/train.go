@@ -162,13 +162,6 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 // pass adds the gradients of a batch. With Share the sum over all passes is the gradient of the
 // mean loss of the whole step, even if some ranks have one row more.
 func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
-	if t.noSync() && !t.batches.StepEnds() {
-		return t.model.NoSync(func() error { return t.forwardBackward(ctx, batch) })
-	}
-	return t.forwardBackward(ctx, batch)
-}
-
-func (t *trainer) forwardBackward(ctx context.Context, batch []fsdp.Tensor) error {
 	loss, err := t.model.Forward(ctx, batch...)
 	if err != nil {
 		return err
@@ -206,13 +199,16 @@ func (t *trainer) validate(ctx context.Context) error {
 		return err
 	}
 	loss := &metrics.Mean{}
-	for batch, err := range t.held.Batches(ctx) {
+	for batch, err := range t.model.Join(ctx, t.held.Batches(ctx)) { // with -virtual some ranks have no last batch
 		if err != nil {
 			return err
 		}
 		out, err := t.model.Eval(ctx, batch...)
 		if err != nil {
 			return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
+		}
+		if batch == nil {
+			continue
 		}
 		if err := loss.AddTensor(out[0], float64(data.Rows(batch))); err != nil { // a model's first result is its loss
 			return err

@@ -53,6 +53,7 @@ type order struct {
 	Dir        string
 	Join       bool // it joins a group that connects again
 	Files      bool // checkpoints are in files
+	Uneven     bool // see training
 }
 
 // An event is a message of a process.
@@ -111,7 +112,7 @@ func (j *job) start(rank int, join bool) (err error) {
 		return err
 	}
 	j.all[p.OS.Pid] = p
-	p.Say(order{mode: j.mode, Rank: rank, Size: j.Ranks, Dir: filepath.Join(j.dir, strconv.Itoa(j.tries)), Join: join, Files: j.restart})
+	p.Say(order{mode: j.mode, Rank: rank, Size: j.Ranks, Dir: filepath.Join(j.dir, strconv.Itoa(j.tries)), Join: join, Files: j.restart, Uneven: j.uneven})
 	return nil
 }
 

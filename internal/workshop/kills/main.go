@@ -10,9 +10,10 @@
 // a part of a step or in the recovery from the kill before. A rank and the rank that has the copy
 // of its share are not killed together. A new process takes the place of a killed one, or two
 // processes wait for that, or none: then a smaller group continues. If its number does not divide
-// the virtual ranks, a lower number of ranks trains, and the others wait. In some trainings the
-// processes have no directory in common, as on several hosts, and are a majority after each kill. In
-// some trainings with new processes, passes are held or ranks have different numbers of batches.
+// the virtual ranks, some of its ranks run one micro-batch more. In every second training a lower
+// number of ranks trains instead, and the others wait. In some trainings the processes have no
+// directory in common, as on several hosts, and are a majority after each kill. In some trainings
+// with new processes, passes are held or ranks have different numbers of batches.
 //
 // The time without progress begins when a rank is killed. It ends when all ranks of the next group
 // have the state of the last step. Some trainings run once more with a checkpoint in files, from

@@ -10,7 +10,8 @@ import (
 // A training is a run with its kills.
 type training struct {
 	number int
-	spares int // processes that wait from the beginning
+	spares int  // processes that wait from the beginning
+	uneven bool // ranks that do not divide the virtual ranks train, else the next lower number does
 	mode
 	kills []kill
 }
@@ -99,12 +100,13 @@ func trainingOf(seed uint64, number int) training {
 		k.after = time.Duration(rng.Int64N(int64(most)))
 		t.kills = append(t.kills, k)
 	}
+	t.uneven = rng.IntN(2) == 0
 	return t
 }
 
 func (t training) String() string {
-	return fmt.Sprintf("training %d: %d ranks, %d virtual, shared memory %t, apart %t, spares %d, fresh %t, passes %q, kills %v",
-		t.number, t.Ranks, t.Virtual, t.Shared, t.Apart, t.spares, t.Fresh, t.Passes, t.kills)
+	return fmt.Sprintf("training %d: %d ranks, %d virtual (uneven %t), shared memory %t, apart %t, spares %d, fresh %t, passes %q, kills %v",
+		t.number, t.Ranks, t.Virtual, t.uneven, t.Shared, t.Apart, t.spares, t.Fresh, t.Passes, t.kills)
 }
 
 // sorts names the sorts of a training.

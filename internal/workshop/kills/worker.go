@@ -143,11 +143,12 @@ func (r *rank) more(ctx context.Context, more bool) (bool, error) {
 }
 
 // begin makes the training, and loads the last step. If the number of ranks does not divide the
-// virtual ranks, the next lower number that does trains, and the other ranks wait.
+// virtual ranks, the next lower number that does trains, and the other ranks wait. If Uneven is
+// set, only ranks wait for which there is no virtual rank.
 func (r *rank) begin(ctx context.Context) (err error) {
 	r.at(partWrap)
 	n, virtual := r.world.Size(), r.Virtual
-	for r.Virtual > 0 && r.Virtual%n != 0 {
+	for r.Virtual > 0 && (n > r.Virtual || !r.Uneven && r.Virtual%n != 0) {
 		n, virtual = n-1, 0
 	}
 	r.group = r.world
@@ -268,15 +269,12 @@ func (r *rank) passes(ctx context.Context) error {
 		}
 		return nil
 	}
-	each := r.Virtual / n
-	for k := range each {
-		at, run := k*n+rank, func(f func() error) error { return f() }
-		if n&(n-1) != 0 { // the order of virtual ranks depends on the number of ranks
-			if at = rank*each + k; k < each-1 {
-				run = r.model.NoSync
-			}
+	for first := 0; first < r.Virtual; first += n {
+		var mine []fsdp.Tensor
+		if v := first + rank; v < r.Virtual {
+			mine = batch(step*r.Virtual + v)
 		}
-		if err := run(func() error { return r.pass(ctx, batch(step*r.Virtual+at)) }); err != nil {
+		if err := r.pass(ctx, mine); err != nil {
 			return err
 		}
 	}
