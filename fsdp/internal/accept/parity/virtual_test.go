@@ -29,6 +29,7 @@ type way struct {
 	ranks  int
 	noSync bool
 	sync   bool // with noSync: the last micro-batch, too, and then SyncGrads
+	dummy  bool // a rank without a batch computes with another one
 }
 
 // ways are those that virtual ranks may run in.
@@ -79,9 +80,13 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 	}
 	var norms []uint64
 	passes := v.passes(g.Size())
+	joining := []fsdp.JoinOption{fsdp.RefuseUneven()}
+	if w.dummy {
+		joining = append(joining, fsdp.Dummy(kit.TinyBatch(9, 9, 1, kit.TinyContext)...))
+	}
 	for step := from; step < to; step++ {
 		k := 0
-		for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, step)...)) {
+		for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, step)...), joining...) {
 			require.NoError(t, err)
 			var opts []fsdp.BackwardOption
 			if cfg.GradAverage == fsdp.ByWeights {
@@ -206,6 +211,7 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 func TestVirtualRanksOverTransports(t *testing.T) {
 	v := &virtual{ranks: 8, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 	want := v.on(t, way{ranks: 1}, 2)
+	kit.RequireSameBits(t, want, v.on(t, way{ranks: 3, dummy: true}, 2))
 	for name, change := range kit.Transports {
 		for _, w := range []way{{ranks: 2}, {ranks: 4, noSync: true}, {ranks: 3}, {ranks: 7}} {
 			kit.OnGroups(t, kit.Connect(t, w.ranks, change), func(ctx context.Context, g comm.Group) {

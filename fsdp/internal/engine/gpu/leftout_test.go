@@ -128,11 +128,12 @@ func twoPasses(ctx context.Context, m *fsdp.Sharded, rank, step int) (float64, e
 	return held[0].Loss() + held[1].Loss(), errors.Join(held[0].Backward(ctx), held[1].Backward(ctx))
 }
 
-// virtualRanks is a step of two micro-batches, which belong to virtual ranks.
+// virtualRanks is a step of two micro-batches on each rank, which belong to virtual ranks.
 func virtualRanks(ctx context.Context, m *fsdp.Sharded, rank, step int) (loss float64, err error) {
 	m.ZeroGrad()
-	for k := 0; k < 2 && err == nil; k++ {
-		if loss, err = m.Forward(ctx, tokens(2*k+rank, step), tokens(2*k+rank, step+1)); err == nil {
+	n := m.Group().Size()
+	for v := rank; v < 2*n && err == nil; v += n {
+		if loss, err = m.Forward(ctx, tokens(v, step), tokens(v, step+1)); err == nil {
 			err = m.Backward(ctx)
 		}
 	}
@@ -221,6 +222,7 @@ func TestSchedules(t *testing.T) {
 	for name, x := range map[string]*training{
 		"virtual":           {ranks: 2, train: virtualRanks, cfg: fsdp.Config{VirtualRanks: 4}},
 		"virtual, no shard": {ranks: 2, train: virtualRanks, cfg: fsdp.Config{VirtualRanks: 4, Strategy: fsdp.NoShard}},
+		"leafwise":          {ranks: 3, train: virtualRanks, cfg: fsdp.Config{VirtualRanks: 6}},
 		"one rank":          {ranks: 1, train: onePass, cfg: fsdp.Config{Precision: fsdp.BF16()}},
 	} {
 		x.cuda = cuda
