@@ -78,6 +78,8 @@
 //	2, Micro: 2      0 0 0'0'1 1 1'1'│ 0 0  0' 0' 1  1  1' 1'│ 0        a second batch in the step
 //	2, VirtualRanks: 4
 //	                 0 0 1 1 0'0'1'1'│ 0 0  1  1  0' 0' 1' 1'│ 0        or inside NoSync, as above
+//	3, VirtualRanks: 4
+//	                 0 0 1 1 2 2 0'0'│ 0 0  1  1  2  2  0' 0'│ 0        ranks 1 and 2 get nil
 //
 // So the order and the batches of a training do not depend on the number of ranks or on how much
 // fits into memory. With Config.VirtualRanks the micro batches do not either, and with

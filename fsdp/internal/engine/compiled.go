@@ -265,6 +265,7 @@ func (e *Engine) Gathers() ([]int, error) {
 // program returns the schedule of a pass whose calls read these of their parameters in backward;
 // nil means all. It verifies a schedule that it compiles, and keeps it in programs.
 func (e *Engine) program(l *layout.Layout, programs Programs, v Variant, reads [][]bool) (*program.Program, error) {
+	v.Leafwise = false // the schedule is the same
 	key := fmt.Sprint(v, reads)
 	if p := programs[key]; p != nil {
 		return p, nil
