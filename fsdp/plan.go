@@ -29,6 +29,7 @@ type Plan struct {
 	Kernels       string      // that multiply it: AMX, AVX-512 and so on, or GPU; "AVX2, widened" takes longer than Float32; "GPU, without tensor cores" and "GPU, in TF32" are for Float32: see Stock
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
+	CopyBytes     int         // of ShardBytes: a copy of parameters in bfloat16, which updates write on a GPU: see ShardGradOp
 	CutBytes      int         // of ShardBytes: padding due to Config.Unit, beyond equal shards
 	ErrorBytes    int         // of rounding errors of gradients that travel as Int8, which every rank keeps whole
 	StateBytes    int         // of the optimizers that were made so far
@@ -152,6 +153,7 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 		if !gp.Buffers {
 			p.Params += gp.Len
 		}
+		p.CopyBytes += g.CopyBytes()
 	}
 	p.divide(c, d, s.engine.TreeClass(s.noSync))
 	p.BesideBytes = s.engine.Beside(c) + s.staging()
@@ -172,6 +174,7 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 		case !s.cfg.Offload.Pinned || g.Near():
 			held[i] = g.ShardBytes()
 		}
+		held[i] += g.CopyBytes()
 		lasting.Shard += held[i]
 	}
 	if d.InFile(arena.Shard) {
@@ -186,8 +189,9 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 		p.Pass.Groups[i].Held = n
 	}
 	p.Pass.Threads = d.Threads()
+	p.Pass.Copied = p.CopyBytes
 	if p.Pass.Owned > 0 { // an update reads and writes the value and the state, and reads the gradient
-		p.Pass.PerOwned = 3*p.ShardBytes/(2*p.Pass.Owned) + 2*p.StateBytes/p.Pass.Owned
+		p.Pass.PerOwned = 3*(p.ShardBytes-p.CopyBytes)/(2*p.Pass.Owned) + 2*p.StateBytes/p.Pass.Owned
 	}
 	return p, nil
 }
@@ -287,6 +291,7 @@ func (p *Plan) String() string {
 		what  string
 	}{
 		{p.ShardBytes, "parameters and gradients"},
+		{p.CopyBytes, "of these a copy of parameters in bfloat16, for passes"},
 		{p.CutBytes, "of these padding, as Config.Unit cuts units"},
 		{p.ErrorBytes, "of gradients, lost in travelling and kept"},
 		{p.StateBytes, "optimizer state"},

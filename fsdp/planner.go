@@ -181,7 +181,7 @@ func (d *design) alone() (*arrangement, error) {
 			own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank()}
 		}
 	}
-	return a, a.lay(d.model, own)
+	return a, a.lay(d.model, own, d.device)
 }
 
 // hasMemory returns an error on all ranks if the shards of ranks that share a limit, such as memory

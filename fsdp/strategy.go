@@ -53,7 +53,9 @@ import (
 // its last use. A unit that backward does not read is not gathered for it, and a frozen unit is not
 // reduced. A pass inside NoSync reduces nothing. An evaluation is the forward alone. If one rank
 // has all of a unit, it computes with the parameters in place, as under NoShard, unless they are
-// rounded.
+// rounded. If a GPU computes in bfloat16, such a rank has a copy in bfloat16 of the units that
+// ShardGradOp or NoShard keeps whole. Adam, AdamW and SGD write it with the parameters, and no pass
+// gathers them.
 type Strategy uint8
 
 // The strategies.

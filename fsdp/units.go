@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
@@ -156,13 +157,13 @@ func (u *unit) cutAt(c shard.Cut) {
 
 // arrange lays the units out in flat groups and finds the ranks that share them. It is a
 // collective.
-func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config, units []*unit) (*arrangement, error) {
+func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config, units []*unit, dev engine.Device) (*arrangement, error) {
 	a := &arrangement{cfg: cfg, units: units}
 	own, err := meet(ctx, team, units)
 	if err != nil {
 		return a, err
 	}
-	if err = a.lay(m, own); err != nil {
+	if err = a.lay(m, own, dev); err != nil {
 		return a, err
 	}
 	a.meshes = make([]ranks.Mesh, len(a.layout.Groups))
@@ -180,8 +181,9 @@ func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config,
 	return a, nil
 }
 
-// lay lays the units out in flat groups. own has the ranks of the units with separate groups.
-func (a *arrangement) lay(m *layout.Model, own []*layout.Own) (err error) {
+// lay lays the units out in flat groups of a device. own has the ranks of the units with separate
+// groups.
+func (a *arrangement) lay(m *layout.Model, own []*layout.Own, dev engine.Device) (err error) {
 	list := make([]layout.Unit, len(a.units))
 	for i, u := range a.units {
 		list[i] = layout.Unit{Name: u.Name, Members: u.members, Kinds: u.kinds, Cut: u.strategy.cut(), At: u.at, Keep: u.strategy.kept() == u.strategy,
@@ -191,7 +193,8 @@ func (a *arrangement) lay(m *layout.Model, own []*layout.Own) (err error) {
 	a.layout, err = layout.New(m, list, layout.Options{
 		World: a.cfg.Group.Size(), Rank: a.cfg.Group.Rank(), ShardRanks: a.cfg.ShardRanks,
 		Compute: p.wide().comm(), Store: p.Master.comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
-		Late: a.cfg.passes() > 1, // only a sum over all virtual ranks may be rounded
+		Copies: dev.Rounds(),
+		Late:   a.cfg.passes() > 1, // only a sum over all virtual ranks may be rounded
 	})
 	return err
 }

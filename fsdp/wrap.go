@@ -51,7 +51,7 @@ func wrap(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 		return nil, errors.Join(err, d.close(), team.Close())
 	}
 	var s *Sharded // nil if the units cannot be arranged
-	a, err := arrange(ctx, team, d.model, d.cfg, d.units)
+	a, err := arrange(ctx, team, d.model, d.cfg, d.units, d.device)
 	if err == nil {
 		s = newSharded(d, team, a)
 		err = s.share(ctx, s.engine, s.trace)
@@ -322,7 +322,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 		return nil, st.end(err)
 	}
 	defer plan.Close()
-	next, err := arrange(ctx, s.team, s.layout.Model, cfg, units)
+	next, err := arrange(ctx, s.team, s.layout.Model, cfg, units, s.engine.Device())
 	if err != nil {
 		return nil, s.end(s.team.Fail(fmt.Errorf("Freeze: %w", err)))
 	}

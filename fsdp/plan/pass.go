@@ -18,6 +18,7 @@ type Pass struct {
 	Threads  int // of each rank, fsdp.Config.Threads; 0 means 1, and at most the cores of a host count
 	Owned    int // elements of trained parameters that this rank updates
 	PerOwned int // bytes that the optimizer reads and writes for each of them
+	Copied   int // bytes of copies of parameters that the optimizer writes, too
 }
 
 // An Op is an operation of a pass, on a group or a call. The index of the one it is not on is -1.

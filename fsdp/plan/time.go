@@ -128,10 +128,11 @@ func (r *player) agreement() float64 {
 // update plays the update of a step.
 func (r *player) update() {
 	bytes := r.pass.Owned * r.pass.PerOwned
-	r.t.Optimizer = float64(bytes) / (r.c.Device.Bandwidth * r.c.Software.Memory)
+	r.t.Optimizer = r.moving(bytes)
 	if t, ok := r.clock.seconds(rateKey{"update", true}, Work{Bytes: bytes}); ok {
 		r.t.Optimizer = t * r.sharing()
 	}
+	r.t.Optimizer += r.moving(r.pass.Copied)
 	if seconds := r.agreement(); seconds > 0 {
 		r.t.Optimizer += 2 * (seconds + r.c.link(r.pass.Ranks).Late)
 	}
@@ -158,7 +159,7 @@ func (r *player) play(pass int) {
 		switch op.Kind {
 		case Gather:
 			g := &r.pass.Groups[op.Group]
-			r.collect(pass, i, r.c.gather(g.Params, cmp.Or(op.Second, g.Shards)))
+			r.collect(pass, i, r.c.gather(g.Params, cmp.Or(op.Second, g.Shards))+r.rounding(g))
 		case Reduce:
 			g := &r.pass.Groups[op.Group]
 			if g.Shards > 1 {
@@ -197,6 +198,19 @@ func (r *player) busyWith(pass, i int, op Op) {
 		r.now += s
 		r.owed += (r.sharing() - 1) * s
 	}
+}
+
+// rounding returns how long a device rounds the parameters of a group that it has all of.
+func (r *player) rounding(g *Group) float64 {
+	if r.c.Cores > 0 || g.Shards > 1 || g.Wide() {
+		return 0
+	}
+	return r.moving(g.Stored + g.Params)
+}
+
+// moving returns how long a device reads and writes bytes.
+func (r *player) moving(bytes int) float64 {
+	return float64(bytes) / (r.c.Device.Bandwidth * r.c.Software.Memory)
 }
 
 // collect issues a collective, which begins when the earlier ones have ended.

@@ -52,6 +52,9 @@ type Device interface {
 	// Copies reports whether Open copies the batch. Otherwise the batch must not change until the
 	// pass ends.
 	Copies() bool
+	// Rounds reports whether Shards keep copies of parameters in the type that calls read: see
+	// layout.Options.Copies.
+	Rounds() bool
 	// Open begins the pass of a number on a batch. Nothing is allocated yet.
 	Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame
 	// Watch has f called for the collectives of passes that do not go through the groups: see

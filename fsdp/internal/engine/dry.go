@@ -59,7 +59,7 @@ func (d *Dry) NewShards(_ context.Context, l *layout.Layout, _ []ranks.Mesh) (Sh
 	for i := range l.Groups {
 		f := &flatGroup{Group: &l.Groups[i]}
 		s.groups = append(s.groups, f)
-		f.value, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard) // an arena without memory cannot fail
+		f.value, _ = d.arena.Alloc(f.ShardBytes()+f.CopyBytes(), arena.Shard) // an arena without memory cannot fail
 		if !f.Kind.Frozen {
 			f.grad, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard)
 		}

@@ -80,6 +80,9 @@ func (h *Host) Apart() bool { return false }
 // Copies implements Device.
 func (h *Host) Copies() bool { return false }
 
+// Rounds implements Device.
+func (h *Host) Rounds() bool { return false }
+
 // Work implements Device.
 func (h *Host) Work(p *exec.Program) (int, error) { return p.Work, nil }
 

@@ -53,6 +53,7 @@ type Group struct {
 	Unit   int // that it belongs to
 	Kind   Kind
 	Hold   program.Hold
+	Copied bool // the rank has all of it, and keeps a copy of its shard in Read, bfloat16, which calls read in place
 	Flat   *shard.Layout
 	Params []int // of the model, in the order of Flat
 	Ranks  Ranks
@@ -72,6 +73,7 @@ type Options struct {
 
 	Compute, Read, Gather, Reduce comm.DType // of a Group that is not Full and whose Kind has no types
 	Store                         comm.DType // of a Group that is not Full
+	Copies                        bool       // the device keeps a copy of parameters that units keep and the rank has all of
 	Late                          bool       // gradients travel in Compute, and only their sum over virtual ranks is rounded to Reduce
 }
 
@@ -143,7 +145,8 @@ func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, erro
 	if g.Flat.Len() > math.MaxInt/8 {
 		return nil, fmt.Errorf("group %s: %d elements are more bytes than an int can count", g.Name, g.Flat.Len())
 	}
-	g.Hold = u.hold(g.Ranks.Shards, g.Gather == g.Store && g.Read == g.Store)
+	g.Copied = o.Copies && u.Keep && g.Ranks.Shards == 1 && g.Store == comm.Float32 && g.Read == comm.BFloat16 && g.Gather == g.Read
+	g.Hold = u.hold(g.Ranks.Shards, g.Copied || g.Gather == g.Store && g.Read == g.Store)
 	return g, nil
 }
 
@@ -160,10 +163,10 @@ func (u *Unit) ordered() []Kind {
 }
 
 // hold returns how long a pass keeps the whole parameters that are cut over this number of places.
-// If a rank has all of them, calls can use its copy in place, unless they travel in a rounded form.
-func (u *Unit) hold(places int, exact bool) program.Hold {
+// If a rank has all of them as calls read them, calls use them in place.
+func (u *Unit) hold(places int, there bool) program.Hold {
 	switch {
-	case places == 1 && exact:
+	case places == 1 && there:
 		return program.Always
 	case u.Keep:
 		return program.Keep
@@ -227,11 +230,11 @@ func (l *Layout) ErrorBytes() (n int) {
 	return n
 }
 
-// ShardBytes returns the bytes of one rank's parameters and gradients.
+// ShardBytes returns the bytes of one rank's parameters and gradients, copies included.
 func (l *Layout) ShardBytes() (n int) {
 	for i := range l.Groups {
 		g := &l.Groups[i]
-		n += g.ShardBytes()
+		n += g.ShardBytes() + g.CopyBytes()
 		if !g.Kind.Frozen {
 			n += g.ShardBytes()
 		}
@@ -240,8 +243,8 @@ func (l *Layout) ShardBytes() (n int) {
 }
 
 // Near reports whether a device keeps the shard of the parameters in its own memory in any case:
-// calls read parameters that are always whole in place, and NCCL sums buffers there.
-func (g *Group) Near() bool { return g.Hold == program.Always || g.Kind.Buffer }
+// calls read it in place, or NCCL sums buffers there.
+func (g *Group) Near() bool { return g.Hold == program.Always && !g.Copied || g.Kind.Buffer }
 
 // Wire returns the bytes of all elements of the group as type t travels.
 func (g *Group) Wire(t comm.DType) int {
@@ -275,8 +278,17 @@ func (g *Group) ParamBytes() int { return g.Flat.Len() * g.Read.Size() }
 // GradBytes returns the size of the group's full buffer of gradients.
 func (g *Group) GradBytes() int { return g.Flat.Len() * g.Compute.Size() }
 
-// ShardBytes returns the size of one rank's share of the parameters. Its gradients take as much.
+// ShardBytes returns the size of one rank's share of the parameters, without the copy. Its
+// gradients take as much.
 func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Store.Size() }
+
+// CopyBytes returns the size of the copy of the shard in Read, or 0.
+func (g *Group) CopyBytes() int {
+	if !g.Copied {
+		return 0
+	}
+	return g.Flat.ShardLen() * g.Read.Size()
+}
 
 // Excess returns how many bytes more one rank's parameters and gradients take than if the group
 // were cut anywhere, in equal parts.

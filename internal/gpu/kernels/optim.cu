@@ -14,6 +14,7 @@ struct piece {
   u64 key;     // of the rounding to 16 bits
   u64 offset;  // of the first element in the parameter
   double scale; // of the gradient of an update
+  u64 copied;   // address of the copy of updated parameters in bfloat16, or 0
 };
 
 #define SPAN 16384 // elements that a block works on, at most
@@ -57,6 +58,23 @@ template <class T, int UNROLL = 2, class F> DEVICE void over(const piece *a, F f
   _Pragma("unroll 4") \
   for (u64 i = first + threadIdx.x; i < last; i += blockDim.x)
 
+// A copied is the copy of updated parameters in bfloat16, which only float32 has.
+template <class T> struct copied {
+  __device__ __forceinline__ copied(const piece *) {}
+  template <int N> __device__ __forceinline__ void give(u64, const pack<T, N> &) const {}
+};
+template <> struct copied<float> {
+  bf16 *to;
+  __device__ __forceinline__ copied(const piece *a) : to((bf16 *)a->copied) {}
+  template <int N> __device__ __forceinline__ void give(u64 i, const pack<float, N> &x) const {
+    if (!to) return;
+    pack<bf16, N> y;
+#pragma unroll
+    for (int k = 0; k < N; k++) narrow(y.v[k], x.v[k]);
+    ::give<N>(to + i, y);
+  }
+};
+
 DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
@@ -85,12 +103,14 @@ template <class T> DEVICE void adam(const piece *list, u32 count) {
   T *__restrict__ p = (T *)a->vec[0], *__restrict__ m = (T *)a->vec[2], *__restrict__ v = (T *)a->vec[3];
   const T *__restrict__ g = (const T *)a->vec[1];
   adam_step<T> c(a);
+  copied<T> copy(a);
   over<T>(a, [&](auto n, u64 i) {
     constexpr int N = decltype(n)::of;
     auto x = take<N>(p + i), d = take<N>(g + i), y = take<N>(m + i), z = take<N>(v + i);
 #pragma unroll
     for (int k = 0; k < N; k++) c.update(x.v[k], d.v[k], y.v[k], z.v[k]);
     give<N>(p + i, x), give<N>(m + i, y), give<N>(v + i, z);
+    copy.template give<N>(i, x);
   });
 }
 
@@ -113,6 +133,7 @@ template <class T> DEVICE void sgd(const piece *list, u32 count) {
   T *__restrict__ p = (T *)a->vec[0], *__restrict__ b = (T *)a->vec[2];
   const T *__restrict__ g = (const T *)a->vec[1];
   sgd_step<T> c(a);
+  copied<T> copy(a);
   over<T>(a, [&](auto n, u64 i) {
     constexpr int N = decltype(n)::of;
     auto x = take<N>(p + i), d = take<N>(g + i);
@@ -126,6 +147,7 @@ template <class T> DEVICE void sgd(const piece *list, u32 count) {
       for (int k = 0; k < N; k++) x.v[k] = fused(-c.gradient(x.v[k], d.v[k]), c.rate, x.v[k]);
     }
     give<N>(p + i, x);
+    copy.template give<N>(i, x);
   });
 }
 
@@ -273,6 +295,7 @@ KERNEL optim_adam8_f32(const piece *list, u32 count, const codes *lists) {
     y = load(lists, *mc, m[at]), z = load(lists + 1, *vc, v[at]);
     adam_step<float>(a).update(x, g[i], y, z);
     p[i] = x;
+    copied<float>(a).give<1>(i, {x});
   }
   u32 ym = warp_largest(magnitude(y)), zm = warp_largest(magnitude(z));
   if (threadIdx.x % 32 == 0) most[0][threadIdx.x / 32] = ym, most[1][threadIdx.x / 32] = zm;
@@ -315,11 +338,13 @@ KERNEL optim_adam16_f32(const piece *list, u32 count) {
   const float *__restrict__ g = (const float *)a->vec[1];
   bf16 *__restrict__ m = (bf16 *)a->vec[2], *__restrict__ v = (bf16 *)a->vec[3];
   adam_step<float> c(a);
+  copied<float> copy(a);
   rounding first_moment(a->key, a->offset), second_moment(a->key + 1, a->offset);
   EACH {
     float x = p[i], y = wide(m[i]), z = wide(v[i]);
     c.update(x, g[i], y, z);
     p[i] = x, m[i] = first_moment.round(y, a->offset + i), v[i] = second_moment.round(z, a->offset + i);
+    copy.give<1>(i, {x});
   }
 }
 
@@ -330,10 +355,12 @@ KERNEL optim_sgd16_f32(const piece *list, u32 count) {
   const float *__restrict__ g = (const float *)a->vec[1];
   bf16 *__restrict__ b = (bf16 *)a->vec[2];
   sgd_step<float> c(a);
+  copied<float> copy(a);
   rounding momentum(a->key, a->offset);
   EACH {
     float x = p[i], y = wide(b[i]);
     c.update(x, g[i], y);
     p[i] = x, b[i] = momentum.round(y, a->offset + i);
+    copy.give<1>(i, {x});
   }
 }

@@ -142,9 +142,14 @@ func describeModel(parameters int, z size) string {
 	return fmt.Sprintf("GPT of %.4gM, %d x %d", float64(parameters)/1e6, z.Batch, z.Context)
 }
 
-// config returns the configuration of all trainings. keep is Config.Activations.Save.
+// config returns the configuration of all trainings. keep is Config.Activations.Save. A training
+// that saves activations also keeps a copy of parameters in bfloat16.
 func config(keep fsdp.Policy) fsdp.Config {
-	return fsdp.Config{Device: new(gpu.Device), WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.BF16(), Activations: fsdp.Activations{Save: keep}}
+	cfg := fsdp.Config{Device: new(gpu.Device), WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.BF16(), Activations: fsdp.Activations{Save: keep}}
+	if keep != nil {
+		cfg.Strategy = fsdp.ShardGradOp
+	}
+	return cfg
 }
 
 // A trainer trains on GPU 0.

@@ -201,6 +201,9 @@ func (d *Device) Apart() bool { return d.host.Apart() }
 // Copies implements engine.Device.
 func (d *Device) Copies() bool { return d.host.Copies() }
 
+// Rounds implements engine.Device.
+func (d *Device) Rounds() bool { return d.host.Rounds() }
+
 // Work implements engine.Device.
 func (d *Device) Work(p *exec.Program) (int, error) { return d.host.Work(p) }
 

@@ -77,7 +77,10 @@ func (f *frame) bindParams(step *program.Step) {
 		at := f.Home[param]
 		g := f.s.groups[at.Group]
 		full, t := f.addr(f.Params[at.Group]), g.Read
-		if g.Hold == program.Always {
+		switch {
+		case g.Copied:
+			full = g.copied.Addr()
+		case g.Hold == program.Always:
 			full, t = g.value.Addr(), g.Compute
 		}
 		c.Param = append(c.Param, g.param(full, at.Index, t))

@@ -247,6 +247,9 @@ type block struct {
 	gradient int // bytes of an element if it is a gradient shard, else 0
 	change   change
 	factor   float64
+
+	copied *block // the copy of a parameter shard that calls read, or nil
+	stale  bool   // the copy may differ from the shard
 }
 
 // memory is nccl.Memory and nccl.HostMemory.

@@ -9,8 +9,9 @@
 //	tree.go       sums over ranks in place of NCCL's, if there are virtual ranks
 //	shards.go     shards: this rank's part, with the memory of optimizers
 //	vec.go        vector: memory of shards as optim.Vec. Updates.go merges many updates into one
-//	              launch, deferred.go merges changes of gradients into other operations, staging.go
-//	              reads and writes vectors, norms.go computes norms, muon.go the update of matrices
+//	              launch, deferred.go merges changes of gradients into other operations, copies.go
+//	              keeps copies of parameters in bfloat16, staging.go reads and writes vectors, norms.go
+//	              computes norms, muon.go the update of matrices
 //	trace.go      reports of collectives for observers
 //	links.go      link: the communicator of a group of ranks, and the goroutine that watches all of them
 //

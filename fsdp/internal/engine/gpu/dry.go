@@ -27,6 +27,9 @@ func (d *dry) Apart() bool { return true }
 // Copies implements engine.Device.
 func (d *dry) Copies() bool { return true }
 
+// Rounds implements engine.Device.
+func (d *dry) Rounds() bool { return true }
+
 // Work implements engine.Device.
 func (d *dry) Work(p *exec.Program) (int, error) {
 	n, known := d.scratch[p]

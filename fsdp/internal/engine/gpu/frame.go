@@ -163,6 +163,9 @@ func (f *frame) Enter(at int) error {
 		if err := f.upload(); err != nil {
 			return err
 		}
+		if err := f.s.refresh(); err != nil {
+			return err
+		}
 		if err := f.d.order(f.d.work, f.d.wire); err != nil {
 			return err
 		}

@@ -238,6 +238,9 @@ func (d *Device) Apart() bool { return true }
 // Copies implements engine.Device.
 func (d *Device) Copies() bool { return true }
 
+// Rounds implements engine.Device.
+func (d *Device) Rounds() bool { return true }
+
 // Work implements engine.Device. It returns the memory that the program plans, plus scratch memory
 // of the kernels.
 func (d *Device) Work(p *exec.Program) (int, error) {

@@ -29,6 +29,7 @@ type group struct {
 	shard, replica *link    // ranks that hold different pieces, and ranks with the same piece; nil if there is only this rank
 	peers          *link    // all ranks that hold the group; nil if there is only this rank
 	value, grad    *block   // ShardBytes each; padding is zero; grad is nil if frozen
+	copied         *block   // of value, which calls read in place; nil if the group is not Copied
 	whole          *block   // gradients left by passes inside NoSync, or nil
 	sums, wholes   []*block // of 2^k passes of a step by k, cut and whole: see the tree over the passes of a step
 	kernels        transfers
@@ -65,6 +66,11 @@ func (g *group) alloc() (err error) {
 	}
 	if g.value, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload && !g.Near()); err == nil && !g.Kind.Frozen {
 		g.grad, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload)
+	}
+	if err == nil && g.Copied {
+		if g.copied, err = g.d.alloc(g.CopyBytes(), arena.Shard); err == nil {
+			g.value.copied, g.value.stale = g.copied, true
+		}
 	}
 	if err != nil {
 		return err
@@ -137,6 +143,7 @@ func (s *shards) Average(ctx context.Context, group int) error {
 		return nil
 	}
 	return g.outside(ctx, func() error {
+		g.d.outdate(g.value)
 		return g.send(g.peers, g.peers.allReduce(g.value.Addr(), g.Flat.ShardLen(), g.Compute, nccl.Avg))
 	})
 }
@@ -226,8 +233,8 @@ func (s *shards) Free() {
 	list := append(s.state, s.d.spares.blocks...)
 	s.d.spares.blocks = nil
 	for _, g := range s.groups {
-		list = append(append(list, g.value, g.grad), g.sums...)
-		g.value, g.grad, g.sums = nil, nil, nil
+		list = append(append(list, g.value, g.grad, g.copied), g.sums...)
+		g.value, g.grad, g.copied, g.sums = nil, nil, nil, nil
 	}
 	s.state = nil
 	s.d.drop(list...)

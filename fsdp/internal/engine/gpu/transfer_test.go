@@ -37,7 +37,7 @@ func flat(t require.TestingT, n, places, place int) *layout.Group {
 func local(t testing.TB, rt rapid.TB, d *Device, l *layout.Group) *group {
 	g := &group{Group: l, d: d}
 	require.NoError(rt, g.alloc())
-	t.Cleanup(func() { d.drop(g.value, g.grad) })
+	t.Cleanup(func() { d.drop(g.value, g.grad, g.copied) })
 	return g
 }
 

@@ -32,6 +32,9 @@ func (k kernel) narrow() bool { return k == adam8Kernel || k == adam16Kernel || 
 // updates reports whether the kernel updates parameters by gradients, its second vectors.
 func (k kernel) updates() bool { return k <= sgd16Kernel }
 
+// writes reports whether the kernel writes its vector i.
+func (k kernel) writes(i int) bool { return i != 1 && k != largestKernel && k != squaresKernel }
+
 // A piece is struct piece of kernels/optim.cu.
 type piece struct {
 	vec    [4]uint64  // addresses
@@ -42,6 +45,7 @@ type piece struct {
 	key    uint64     // of the rounding of 16-bit state
 	offset uint64     // of the first element in the parameter
 	scale  float64    // of the gradient of an update
+	copied uint64     // address of the copy of updated parameters in bfloat16, or 0
 }
 
 const (
@@ -137,6 +141,11 @@ func (d *Device) add(k kernel, p piece, vs ...vector) error {
 			p.scale = v.b.factor
 		} else if err := d.apply(v.b); err != nil {
 			return err
+		}
+		if i == 0 && k.updates() && v.b.copied != nil {
+			p.copied = uint64(v.b.copied.Addr()) + uint64(v.from*copySize)
+		} else if k.writes(i) {
+			v.b.stale = true
 		}
 	}
 	u := &d.updates

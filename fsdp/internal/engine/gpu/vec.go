@@ -80,7 +80,7 @@ func (v vector) move(h optim.Host, read bool) error {
 	if err != nil {
 		return err
 	}
-	return v.do(func() error {
+	return v.access(!read, func() error {
 		to, from := v.pinned(), b
 		switch {
 		case to == nil && read:
@@ -106,10 +106,15 @@ func (v vector) pinned() []byte {
 	return v.b.pinned.Bytes()[v.from*v.size : v.to*v.size]
 }
 
-// do calls f after all earlier updates, and after the deferred change of the memory of v.
-func (v vector) do(f func() error) error {
+// do calls f, which may write v, after all earlier updates, and after the deferred change of the
+// memory of v.
+func (v vector) do(f func() error) error { return v.access(true, f) }
+
+// access is do. It says whether f may write v.
+func (v vector) access(write bool, f func() error) error {
 	v.d.vectors.Lock()
 	defer v.d.vectors.Unlock()
+	v.b.stale = v.b.stale || write
 	if err := v.d.apply(v.b); err != nil {
 		return err
 	}
@@ -138,6 +143,7 @@ func (v vector) Swap(other optim.Vec) error {
 		return v.d.err()
 	}
 	return v.do(func() error {
+		o.b.stale = true
 		args := []uint64{uint64(v.addr()), uint64(o.addr()), uint64(n)}
 		return v.d.fail(v.d.updates.swap.LaunchArgs(v.d.work, [3]int{(n + 255) / 256, 1, 1}, [3]int{256, 1, 1}, 0, args))
 	})
