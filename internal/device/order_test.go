@@ -75,18 +75,18 @@ func TestSchedules(t *testing.T) {
 			m, h := alloc(t, d, 1), allocHost(t, d, 1)
 			put(t, d, other, m.Addr(), []byte{1})
 			c.Scheduled(t, v.schedule, func() {
-				waits := c.Omit(0, false, v.omitted)
+				waits := c.Omit(0, 0, v.omitted)
 				require.NoError(t, urgent.Set(m.Addr(), 2, 1))
 				require.NoError(t, e.Record(urgent))
 				require.NoError(t, other.Wait(e))
-				require.Equal(t, waits+1, c.Omit(0, false, -1))
+				require.Equal(t, waits+1, c.Omit(0, 0, -1))
 				require.NoError(t, other.CopyToHost(h, 0, m.Addr(), 1))
 				require.NoError(t, other.Sync())
 				require.Equal(t, v.want, h.Bytes()[0])
 				require.NoError(t, urgent.Sync())
 			})
 			require.NoError(t, urgent.Close())
-			c.Omit(0, false, 0)
+			c.Omit(0, 0, 0)
 		})
 	}
 }

@@ -33,6 +33,17 @@ func (d *Device) NewStream() (*Stream, error) { return d.newStream(0) }
 // NewUrgentStream creates a stream of the highest priority: if blocks of several streams wait for a
 // multiprocessor, its blocks run first.
 func (d *Device) NewUrgentStream() (*Stream, error) {
+	return d.newRaised(func(greatest C.int) C.int { return greatest })
+}
+
+// NewRaisedStream creates a stream of a priority between those of NewStream and NewUrgentStream, or
+// of the highest if the device has only two.
+func (d *Device) NewRaisedStream() (*Stream, error) {
+	return d.newRaised(func(greatest C.int) C.int { return (greatest - 1) / 2 })
+}
+
+// newRaised creates a stream of the priority that f makes of the greatest, which is negative.
+func (d *Device) newRaised(f func(greatest C.int) C.int) (*Stream, error) {
 	if err := d.enter(query, 0); err != nil {
 		return nil, err
 	}
@@ -41,7 +52,7 @@ func (d *Device) NewUrgentStream() (*Stream, error) {
 	if err := d.result("cuCtxGetStreamPriorityRange", C.driver_priorities(d.context, &least, &greatest)); err != nil {
 		return nil, err
 	}
-	return d.newStream(greatest)
+	return d.newStream(f(greatest))
 }
 
 func (d *Device) newStream(priority C.int) (*Stream, error) {

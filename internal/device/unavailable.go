@@ -64,6 +64,9 @@ func (d *Device) NewStream() (*Stream, error) { return nil, unavailable() }
 // NewUrgentStream returns an error: there is no device.
 func (d *Device) NewUrgentStream() (*Stream, error) { return nil, unavailable() }
 
+// NewRaisedStream returns an error: there is no device.
+func (d *Device) NewRaisedStream() (*Stream, error) { return nil, unavailable() }
+
 // NewEvent returns an error: there is no device.
 func (d *Device) NewEvent() (*Event, error) { return nil, unavailable() }
 

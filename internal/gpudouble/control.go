@@ -28,7 +28,7 @@ static int call_report(void *f, char *text, size_t size) { return ((report_funct
 static void call_delay(void *f, unsigned max, unsigned seed) { ((delay_function)f)(max, seed); }
 static unsigned call_ptx(void *f, unsigned checks) { return ((ptx_function)f)(checks); }
 static void call_schedule(void *f, int schedule) { ((schedule_function)f)(schedule); }
-static long call_omit(void *f, int device, int urgent, long nth) { return ((omit_function)f)(device, urgent, nth); }
+static long call_omit(void *f, int device, int urgency, long nth) { return ((omit_function)f)(device, urgency, nth); }
 static int call_attribute(void *f, int attribute, int value) { return ((attribute_function)f)(attribute, value); }
 static int call_pause(void *f, uintptr_t stream, int paused) { return ((pause_function)f)(stream, paused); }
 */
@@ -163,14 +163,10 @@ func (c *Control) Scheduled(t testing.TB, s Schedule, f func()) {
 }
 
 // Omit skips the nth wait for an event, counted from 1, that streams of a device are given from now
-// on: only the streams of the highest priority, or only the others. 0 skips none, and -1 changes
-// nothing. It returns the number of waits so far.
-func (c *Control) Omit(device int, urgent bool, nth int) int {
-	which := C.int(0)
-	if urgent {
-		which = 1
-	}
-	return int(C.call_omit(c.symbol("double_omit"), C.int(device), which, C.long(nth)))
+// on: only the streams of an urgency, which is 0 without a priority, 2 for the highest and 1 between
+// them. 0 skips none, and -1 changes nothing. It returns the number of waits so far.
+func (c *Control) Omit(device, urgency, nth int) int {
+	return int(C.call_omit(c.symbol("double_omit"), C.int(device), C.int(urgency), C.long(nth)))
 }
 
 // Check is an additional check of the PTX machine, apart from addresses and alignment, or a way of

@@ -18,7 +18,7 @@
 //	cuda.Reversed(t, run)                 // blocks and warps in the other order: the same bits?
 //	cuda.Checks(t, 0)                     // without checks, for speed
 //	cuda.Scheduled(t, s, run)             // some streams as late as events allow
-//	cuda.Omit(0, true, 3)                 // and without the third wait for an event
+//	cuda.Omit(0, 2, 3)                    // and without the third wait for an event
 //	cuda.Live("instructions")             // how many ran, counted for each lane
 //
 // cuda/cuda.c, ptx/ptx.h, nccl/library.c and cublaslt/library.c list the strict checks of the

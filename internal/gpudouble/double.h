@@ -44,14 +44,17 @@ void double_wait(unsigned *state);
 // double_pause holds a stream back before its next operation until it is resumed. It returns 0, or
 // -1 for no stream.
 EXPORT int double_pause(uintptr_t stream, int paused);
+// MOST_URGENT is the urgency of a stream of the greatest priority. Streams of no priority have 0, and others 1.
+enum { MOST_URGENT = 2 };
+
 // double_schedule says which streams of a device run first where no event does: all at once for 0; for 1 those
-// of no priority, and urgent ones no sooner than somebody waits for them; for 2 the other way round. With 1
-// and 2 one runs at a time, and everything happens in one order. Looking at an event of an urgent stream is no
-// waiting for it.
+// of no priority, and more urgent ones no sooner than somebody waits for them and than less urgent ones can;
+// for 2 the other way round. With 1 and 2 one runs at a time, and everything happens in one order. Looking at
+// an event of an urgent stream is no waiting for it.
 EXPORT void double_schedule(int schedule);
-// double_omit leaves out the nth wait for an event from now on that a device's urgent streams are given, or
-// its others, or none for 0; -1 changes nothing. It returns how many they were given so far.
-EXPORT long double_omit(int device, int urgent, long nth);
+// double_omit leaves out the nth wait for an event from now on that a device's streams of an urgency are
+// given, or none for 0; -1 changes nothing. It returns how many they were given so far.
+EXPORT long double_omit(int device, int urgency, long nth);
 // double_attribute changes an attribute of all devices and returns its former value, or -1 if there is no such
 // attribute.
 EXPORT int double_attribute(int attribute, int value);

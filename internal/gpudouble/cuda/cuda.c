@@ -92,11 +92,11 @@ CUresult leave(CUresult result) {
   return result;
 }
 
-long double_omit(int device, int urgent, long nth) {
+long double_omit(int device, int urgency, long nth) {
   pthread_mutex_lock(&lock);
   struct context *c = &contexts[device];
-  long waits = c->waits[urgent];
-  if (nth >= 0) c->omitted[urgent] = nth ? waits + nth : 0;
+  long waits = c->waits[urgency];
+  if (nth >= 0) c->omitted[urgency] = nth ? waits + nth : 0;
   pthread_mutex_unlock(&lock);
   return waits;
 }

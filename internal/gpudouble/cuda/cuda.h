@@ -46,8 +46,8 @@ struct context {
   CUresult fault;
   long owned;     // objects and allocations that live
   int busy;       // operations that run
-  // Of streams for events, the urgent ones second: how many were given, and which one is left out.
-  long waits[2], omitted[2];
+  // Of streams for events, by urgency: how many were given, and which one is left out.
+  long waits[MOST_URGENT + 1], omitted[MOST_URGENT + 1];
 };
 
 // The one lock of the double, but for what control.c has, and its one condition: something has

@@ -18,7 +18,8 @@ struct stream {
   struct operation *first, **last;
   uint64_t given, done; // operations
   uint64_t wanted;      // operations that somebody waits for
-  int paused, destroyed, urgent;
+  int paused, destroyed;
+  int urgency;          // 0 to MOST_URGENT
   unsigned seed;
   struct stream *next; // of all
 };
@@ -60,11 +61,14 @@ static void want(struct stream *s, uint64_t operations) {
   if (schedule != FREE) tell();
 }
 
+// lateness returns how many kinds of streams run before a stream, if there is a schedule.
+static int lateness(const struct stream *s) { return schedule == URGENT_LATE ? s->urgency : MOST_URGENT - s->urgency; }
+
 // may_run tells whether a stream runs its next operation now. If there is a schedule, one stream of a device
-// runs at a time, and the late ones only what is wanted, when no other can.
+// runs at a time, and the late ones only what is wanted, when none can that is less late.
 static int may_run(struct stream *s) {
   if (schedule == FREE) return !blocked(s);
-  int late = s->urgent == (schedule == URGENT_LATE);
+  int late = lateness(s);
   if (late && s->done >= s->wanted) return 0;
   if (blocked(s)) {
     if (s->first && !s->paused) want(s->first->source, s->first->number);
@@ -72,7 +76,7 @@ static int may_run(struct stream *s) {
   }
   if (s->context->busy) return 0;
   for (struct stream *t = streams; late && t; t = t->next)
-    if (t->context == s->context && t->urgent != s->urgent && !blocked(t)) return 0;
+    if (t->context == s->context && lateness(t) < late && !blocked(t) && (!lateness(t) || t->done < t->wanted)) return 0;
   return 1;
 }
 
@@ -136,7 +140,7 @@ static CUresult stream_create(const char *function, CUstream *stream, unsigned f
   pthread_cond_init(&s->wake, NULL);
   s->last = &s->first;
   s->seed = ++seeds;
-  s->urgent = priority < 0;
+  s->urgency = priority >= 0 ? 0 : priority > GREATEST_PRIORITY ? 1 : MOST_URGENT;
   // Signals are for the threads of the program.
   sigset_t all, before;
   sigfillset(&all);
@@ -407,7 +411,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags
   struct event *e = flags ? NULL : object_get("cuStreamWaitEvent", EVENT, event);
   if (!e) return leave(INVALID_HANDLE);
   struct stream *s = stream_get("cuStreamWaitEvent", context, stream);
-  if (s && ++context->waits[s->urgent] == context->omitted[s->urgent]) return leave(SUCCESS);
+  if (s && ++context->waits[s->urgency] == context->omitted[s->urgency]) return leave(SUCCESS);
   struct operation o = {.run = run_wait, .always = 1, .event = e, .place = e->recorded, .source = e->stream, .number = e->number};
   result = stream_push("cuStreamWaitEvent", context, stream, o);
   if (!result) e->references++;
@@ -421,7 +425,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
   struct event *e = object_get("cuEventQuery", EVENT, event);
   if (!e) return leave(INVALID_HANDLE);
   uint64_t place = e->recorded;
-  if (e->reached < place && !e->stream->urgent) want(e->stream, e->number);
+  if (e->reached < place && !e->stream->urgency) want(e->stream, e->number);
   int late = 0;
   e->references++, e->waiting++;
   for (struct timespec until = soon(); e->reached < place && !late;) late = pthread_cond_timedwait(&changed, &lock, &until);

@@ -4,26 +4,32 @@ import "fmt"
 
 // check proves that two operations of different streams never touch the same memory, one of them
 // writing, unless one has ended before the other begins. The proof uses only the waits and events,
-// not the code that chose them. Each stream has a clock: how far it can be sure that both streams
+// not the code that chose them. Each stream has a clock: how far it can be sure that all streams
 // have come.
 func check(ops []operation, events int) error {
-	var clocks [2][2]int // by lane, for each lane: the number of operations that have ended when the next one begins
-	marks := make([]*[2]int, events)
-	var given [2][]int // by lane: the operations so far
+	var clocks [lanes][lanes]int // by lane, for each lane: the number of operations that have ended when the next one begins
+	marks := make([]*[lanes]int, events)
+	var given [lanes][]int // by lane: the operations so far
 	for i := range ops {
 		op := &ops[i]
 		clock := &clocks[op.lane]
-		if op.after >= 0 {
-			e := ops[op.after].event
-			if op.after >= i || e < 0 || e >= events || marks[e] == nil {
-				return fmt.Errorf("%s waits for %s, which has not recorded its event yet", op.name, ops[op.after].name)
+		for _, after := range op.after {
+			e := ops[after].event
+			if after >= i || e < 0 || e >= events || marks[e] == nil {
+				return fmt.Errorf("%s waits for %s, which has not recorded its event yet", op.name, ops[after].name)
 			}
-			clock[0], clock[1] = max(clock[0], marks[e][0]), max(clock[1], marks[e][1])
+			for l := range clock {
+				clock[l] = max(clock[l], marks[e][l])
+			}
 		}
-		other := 1 - op.lane
-		for _, j := range given[other][clock[other]:] {
-			if t := op.conflict(&ops[j]); t != nil {
-				return fmt.Errorf("%s (%v) and %s (%v) both access %s, and neither waits for the other", ops[j].name, ops[j].lane, op.name, op.lane, t.what)
+		for other := range lanes {
+			if other == op.lane {
+				continue
+			}
+			for _, j := range given[other][clock[other]:] {
+				if t := op.conflict(&ops[j]); t != nil {
+					return fmt.Errorf("%s (%v) and %s (%v) both access %s, and neither waits for the other", ops[j].name, ops[j].lane, op.name, op.lane, t.what)
+				}
 			}
 		}
 		given[op.lane] = append(given[op.lane], i)

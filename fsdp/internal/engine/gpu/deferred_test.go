@@ -52,7 +52,7 @@ func TestDeferred(t *testing.T) {
 					apply(rt, d, m.vecs, from, to, rand.New(rand.NewPCG(seed, 1)))
 				case "drain":
 					vec.AddScaled(grad, sums[n:], 0.7)
-					both(rt, d, func() { require.NoError(rt, g.finishReduce(full.(vector).addr(), 0.7)) })
+					both(rt, d, func() { require.NoError(rt, g.finishReduce(g.d.wire, full.(vector).addr(), 0.7)) })
 				case "place":
 					_, _, err := g.gradVec.(nccl.Placed).Place()
 					require.NoError(rt, err)
@@ -99,7 +99,7 @@ func TestClippedStep(t *testing.T) {
 	require.NoError(t, d.work.Sync())
 	for step := range 3 {
 		kernels, sets := cuda.Calls("cuLaunchKernel"), cuda.Calls("cuMemsetD8Async")
-		both(t, d, func() { require.NoError(t, g.finishReduce(full.(vector).addr(), 1)) })
+		both(t, d, func() { require.NoError(t, g.finishReduce(g.d.wire, full.(vector).addr(), 1)) })
 		require.NoError(t, d.Scale([]optim.Vec{g.gradVec}, 0.5))
 		require.NoError(t, g.valueVec.(optimvec.AdamVec).Adam(g.gradVec, d.vector(first, 4), d.vector(second, 4), optimvec.AdamStep{Eps: 1, BiasCorrection1: 1}))
 		require.NoError(t, g.gradVec.Zero())

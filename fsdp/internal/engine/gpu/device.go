@@ -44,7 +44,8 @@ type Device struct {
 	engine   *compute.Engine
 	work     *nccl.Stream // calls, and everything outside of passes
 	wire     *nccl.Stream // collectives
-	joined   [2]*nccl.Event
+	replicas *nccl.Stream // sums over the replicas of what wire has summed
+	joined   [lanes]*nccl.Event
 	links    links
 	slabs    slabs
 	spares   spares
@@ -112,6 +113,9 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	if d.wire, err = dev.NewUrgentStream(); err != nil {
 		return nil, err
 	}
+	if d.replicas, err = dev.NewRaisedStream(); err != nil {
+		return nil, err
+	}
 	for i := range d.joined {
 		if d.joined[i], err = dev.NewEvent(); err != nil {
 			return nil, err
@@ -134,8 +138,12 @@ func (d *Device) leaveMultiprocessors() {
 	}
 }
 
-// turn makes later operations of the stream wire wait for all earlier ones of the other Devices on
-// this GPU.
+// stream returns the stream of a lane.
+func (d *Device) stream(l lane) *nccl.Stream {
+	return [lanes]*nccl.Stream{d.work, d.replicas, d.wire}[l]
+}
+
+// turn makes later collectives wait for all earlier ones of the other Devices on this GPU.
 func (d *Device) turn() error {
 	t := d.o.Turns
 	if t == nil {
@@ -148,10 +156,17 @@ func (d *Device) turn() error {
 	if before == nil || before == d {
 		return nil
 	}
-	if err := d.joined[1].Record(before.wire); err != nil {
-		return err
+	for _, from := range collective {
+		if err := d.joined[from].Record(before.stream(from)); err != nil {
+			return err
+		}
+		for _, to := range collective {
+			if err := d.stream(to).Wait(d.joined[from]); err != nil {
+				return err
+			}
+		}
 	}
-	return d.wire.Wait(d.joined[1])
+	return nil
 }
 
 // leaveTurns removes d from the order. All operations of d have ended.
@@ -174,7 +189,7 @@ func (d *Device) release() error {
 			errs = append(errs, e.Close())
 		}
 	}
-	for _, s := range []*nccl.Stream{d.wire, d.work} {
+	for _, s := range []*nccl.Stream{d.wire, d.replicas, d.work} {
 		if s != nil {
 			errs = append(errs, s.Close())
 		}
@@ -221,19 +236,32 @@ func (d *Device) give(p engine.Place) {
 // err returns the reason for which the device ended, or nil.
 func (d *Device) err() error { return d.fail(nil) }
 
-// order makes later operations of stream to wait for all earlier ones of stream from, including
-// pending updates, and deferred changes that operations of wire cannot make.
-func (d *Device) order(from, to *nccl.Stream) error {
-	e := d.joined[0]
-	if from == d.wire {
-		e = d.joined[1]
-	} else if err := d.launchAll(); err != nil {
+// collective are the lanes of collectives.
+var collective = [...]lane{onReplicas, onWire}
+
+// fork makes later collectives wait for all earlier operations of work, including pending updates,
+// and deferred changes that collectives cannot make. Those in replicas wait for one in wire.
+func (d *Device) fork() error {
+	if err := d.launchAll(); err != nil {
 		return err
 	}
-	if err := e.Record(from); err != nil {
+	if err := d.joined[onWork].Record(d.work); err != nil {
 		return d.fail(err)
 	}
-	return d.fail(to.Wait(e))
+	return d.fail(d.wire.Wait(d.joined[onWork]))
+}
+
+// join makes later operations of work wait for all earlier ones of other lanes.
+func (d *Device) join(list ...lane) error {
+	for _, l := range list {
+		if err := d.joined[l].Record(d.stream(l)); err != nil {
+			return d.fail(err)
+		}
+		if err := d.work.Wait(d.joined[l]); err != nil {
+			return d.fail(err)
+		}
+	}
+	return d.err()
 }
 
 // A block is counted memory with undefined contents. It is memory of the device, or pinned memory

@@ -100,7 +100,7 @@ func TestFail(t *testing.T) {
 	require.ErrorIs(t, d.fail(first), first)
 	require.ErrorIs(t, d.fail(errors.New("second")), first)
 	require.ErrorIs(t, d.wait(d.work), first)
-	require.ErrorIs(t, d.order(d.work, d.wire), first)
+	require.ErrorIs(t, d.fork(), first)
 }
 
 // TestFailedEndStep says once why the device has ended, whatever there is to free.

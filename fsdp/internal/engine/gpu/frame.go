@@ -76,10 +76,10 @@ func (f *frame) upload() error {
 }
 
 // end gives the memory of the pass back. Later operations in work run after all operations of the
-// pass.
-func (f *frame) end() {
+// pass, which the lanes end.
+func (f *frame) end(lanes ...lane) {
 	delete(f.d.frames, f)
-	_ = f.d.order(f.d.wire, f.d.work) // an error ends the device, which keeps it
+	_ = f.d.join(lanes...) // an error ends the device, which keeps it
 	if f.slab != nil {
 		f.slab.taken = false
 		f.slab = nil
@@ -113,21 +113,18 @@ func (f *frame) issue(op int, do func(s *nccl.Stream) error) error {
 }
 
 // stream returns the stream of an operation.
-func (f *frame) stream(op int) *nccl.Stream {
-	if f.script.ops[op].lane == onWire {
-		return f.d.wire
-	}
-	return f.d.work
-}
+func (f *frame) stream(op int) *nccl.Stream { return f.d.stream(f.script.ops[op].lane) }
 
-// awaitOp makes the stream of an operation wait for the operation that it needs. Passes that are
+// awaitOp makes the stream of an operation wait for the operations that it needs. Passes that are
 // open at once share events. This is safe: an operation behind the turn that waits for one before
 // the turn waits for a call of the forward. All of these have ended, since the host has waited for
 // the loss.
 func (f *frame) awaitOp(op int) error {
 	f.d.give(f.place())
-	if by := f.script.ops[op].after; by >= 0 {
-		return f.fail(f.stream(op).Wait(f.d.events[f.script.ops[by].event]))
+	for _, by := range f.script.ops[op].after {
+		if err := f.fail(f.stream(op).Wait(f.d.events[f.script.ops[by].event])); err != nil {
+			return err
+		}
 	}
 	return f.d.err()
 }
@@ -166,7 +163,7 @@ func (f *frame) Enter(at int) error {
 		if err := f.s.refresh(); err != nil {
 			return err
 		}
-		if err := f.d.order(f.d.work, f.d.wire); err != nil {
+		if err := f.d.fork(); err != nil {
 			return err
 		}
 	}
@@ -310,7 +307,7 @@ func (f *frame) ScaleGrad(int, float64) error {
 	return f.fail(errors.New("this device cannot scale the gradients of absent calls"))
 }
 
-// collective gives the collective of the present step to the wire. If the step joins the next one,
+// collective gives the collective of the present step to its stream. If the step joins the next one,
 // the collective is only enqueued.
 func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
 	if err := f.awaitOp(f.script.steps[f.step].run); err != nil {
@@ -319,7 +316,7 @@ func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
 	op := f.Plan.Steps[f.step].Op
 	k, c, err := start()
 	if err == nil && k != nil {
-		err = f.d.links.enqueue(k, c, f.place(), f.s.groups[op.Group].Name)
+		err = f.d.links.enqueueOn(f.script.ops[f.script.steps[f.step].run].lane, k, c, f.place(), f.s.groups[op.Group].Name)
 	}
 	if err != nil {
 		return f.fail(err)
@@ -349,12 +346,12 @@ func (f *frame) launch() error {
 
 // Drain implements engine.Frame.
 func (f *frame) Drain(_ context.Context, group int, after float64) error {
-	return f.issue(f.script.steps[f.step].run, func(*nccl.Stream) error {
+	return f.issue(f.script.steps[f.step].run, func(w *nccl.Stream) error {
 		g, full := f.s.groups[group], f.at[f.Grads[group]]
 		if over, err := f.s.keep(g, g.ownAddress(full, g.Reduce)); err != nil || !over {
 			return err
 		}
-		return g.finishReduce(full, after)
+		return g.finishReduce(w, full, after)
 	})
 }
 
@@ -364,7 +361,7 @@ func (f *frame) Follow() error {
 	case program.Gather, program.Reduce, program.Sync:
 		return f.d.err()
 	case program.Drain:
-		return f.d.wait(f.d.wire)
+		return f.d.wait(f.stream(f.script.steps[f.step].run))
 	}
 	return f.d.wait(f.d.work)
 }
@@ -421,7 +418,7 @@ func (f *frame) Switch(c *engine.Compiled) {
 // there.
 func (f *frame) move(old *frame) (err error) {
 	d := f.d
-	if err := d.order(d.wire, d.work); err != nil { // wire gathers into live buffers
+	if err := d.join(onWire); err != nil { // wire gathers into live buffers
 		return err
 	}
 	if err := f.begin(); err != nil {
@@ -458,7 +455,7 @@ func (f *frame) move(old *frame) (err error) {
 	if err != nil {
 		return err
 	}
-	return d.order(d.work, d.wire)
+	return d.fork()
 }
 
 // Inherit implements engine.Frame. Updates of gradients since the forward, such as zeroing them,
@@ -478,7 +475,7 @@ func (f *frame) Bequeath() {
 		_ = f.s.leave(f.s.groups[f.Plan.Buffers[id].Index], f.blocks[id]) // an error ends the device, which keeps it
 		f.blocks[id] = nil
 	}
-	f.end()
+	f.end(f.script.ends...)
 	if f.s.turn.Whole {
 		f.s.shed()
 	}
@@ -491,4 +488,4 @@ func (f *frame) Await(context.Context) (int, error) { return 0, f.d.err() }
 func (f *frame) Settle() { f.d.settle() }
 
 // Free implements engine.Frame.
-func (f *frame) Free() { f.end() }
+func (f *frame) Free() { f.end(collective[:]...) }

@@ -21,6 +21,7 @@ type script struct {
 	steps  []scriptStep
 	ops    []operation
 	events int
+	ends   []lane // of collectives: when these have ended, all have
 }
 
 // A scriptStep belongs to a step of the plan.
@@ -36,7 +37,7 @@ func newScript(c *engine.Compiled, poison, deterministic bool) (*script, error) 
 	for i := range c.Plan.Steps {
 		w.step(i)
 	}
-	w.events = order(w.ops)
+	w.events, w.ends = order(w.ops)
 	if err := check(w.ops, w.events); err != nil {
 		return nil, fmt.Errorf("checking the order of the streams: %w", err)
 	}
@@ -61,11 +62,12 @@ type scriptWriter struct {
 	alloc  [][]*arena.Place // by step: places of the buffers that it allocates, nil if they outlive the pass
 	work   []*arena.Place   // by step
 	live   []*arena.Place   // by buffer, now
+	summed map[int]lane     // by group: the lane of the last sum of its gradients
 }
 
 // newWriter returns a writer that has decided the offset of every buffer.
 func newWriter(c *engine.Compiled, poison, deterministic bool) *scriptWriter {
-	w := &scriptWriter{script: new(script), c: c, poison: poison, apart: deterministic, live: make([]*arena.Place, len(c.Plan.Buffers))}
+	w := &scriptWriter{script: new(script), c: c, poison: poison, apart: deterministic, live: make([]*arena.Place, len(c.Plan.Buffers)), summed: make(map[int]lane)}
 	w.place()
 	return w
 }
@@ -183,8 +185,14 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 	case program.Gather:
 		return onWire, w.buffer(w.group(nil, values(g), g, false), w.c.Params[g], true)
 	case program.Reduce, program.Sync:
-		return onWire, w.buffer(w.scratch(nil, i), w.c.Grads[g], true)
+		if w.summed[g] = onWire; step.Kind == program.Sync && step.Work == 0 {
+			w.summed[g] = onReplicas // sums of virtual ranks have one order
+		}
+		return w.summed[g], w.buffer(w.scratch(nil, i), w.c.Grads[g], true)
 	case program.Drain:
+		if l, reduced := w.summed[g]; reduced {
+			return l, w.buffer(w.group(nil, grads(g), g, true), w.c.Grads[g], true)
+		}
 		return onWire, w.buffer(w.group(nil, grads(g), g, true), w.c.Grads[g], true)
 	case program.Turn: // after the updates of gradients since the forward
 		for g := range w.c.Model.Groups {

@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -153,20 +154,18 @@ func TestScriptLayout(t *testing.T) {
 func TestScriptOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCompiled(t)
-		w := &scriptWriter{script: new(script), c: c, live: nil}
-		w.live = slices.Grow(w.live, len(c.Plan.Buffers))[:len(c.Plan.Buffers)]
-		w.place()
+		w := newWriter(c, false, false)
 		for i := range c.Plan.Steps {
 			w.step(i)
 		}
-		events := order(w.ops)
+		events, _ := order(w.ops)
 		require.NoError(t, check(w.ops, events))
 		turn := slices.IndexFunc(w.ops, func(op operation) bool { return op.name == "turn" })
 		for i := range w.ops {
-			if after := w.ops[i].after; after >= 0 {
-				require.False(t, i > turn && after < turn && w.ops[after].lane == onWire, "%s waits across the turn for %s", w.ops[i].name, w.ops[after].name)
+			for k, after := range w.ops[i].after {
+				require.False(t, i > turn && after < turn && w.ops[after].lane != onWork, "%s waits across the turn for %s", w.ops[i].name, w.ops[after].name)
 				less := slices.Clone(w.ops)
-				less[i].after = -1
+				less[i].after = slices.Delete(slices.Clone(less[i].after), k, k+1)
 				require.ErrorContains(t, check(less, events), "neither waits for the other")
 			}
 		}
@@ -199,9 +198,9 @@ func TestScriptOverlaps(t *testing.T) {
 	for _, op := range s.ops {
 		var k int
 		if _, err := fmt.Sscanf(op.name, "gather g%d", &k); err == nil && k >= 2 {
-			require.Equal(t, fmt.Sprint("forward c", k-2), s.ops[op.after].name)
+			require.Equal(t, fmt.Sprint("forward c", k-2), s.ops[op.after[0]].name)
 		} else if _, err := fmt.Sscanf(op.name, "forward c%d", &k); err == nil && k != 1 {
-			require.Equal(t, fmt.Sprint("gather g", max(k, 1)), s.ops[op.after].name)
+			require.Equal(t, fmt.Sprint("gather g", max(k, 1)), s.ops[op.after[0]].name)
 		}
 	}
 }
@@ -228,9 +227,48 @@ func TestScriptTurnWaits(t *testing.T) {
 	s, err := newScript(c, false, false)
 	require.NoError(t, err)
 	turn := slices.IndexFunc(s.ops, func(op operation) bool { return op.name == "turn" })
-	require.Equal(t, "gather g0", s.ops[s.ops[turn].after].name)
+	require.Len(t, s.ops[turn].after, 1)
+	require.Equal(t, "gather g0", s.ops[s.ops[turn].after[0]].name)
 	require.Equal(t, "clearing before backward c1", s.ops[turn+1].name)
-	require.Negative(t, s.ops[turn+1].after)
+	require.Empty(t, s.ops[turn+1].after)
+}
+
+// TestScriptReplicas: sums over replicas have a lane of their own. A gather in backward waits for
+// none but the sum whose memory it takes, which is not the last.
+func TestScriptReplicas(t *testing.T) {
+	m, n := &program.Model{Inputs: 1}, 6
+	sizes := &program.Sizes{}
+	c := &engine.Compiled{Model: m, Zero: make([][]shard.Span, n)}
+	for g := range n {
+		m.Groups = append(m.Groups, program.Group{Name: fmt.Sprint("g", g), Shards: 2, Replicas: 2})
+		m.Params = append(m.Params, program.Param{Name: fmt.Sprint("p", g), Group: g})
+		m.Calls = append(m.Calls, program.Call{Name: fmt.Sprint("c", g), In: []program.Ref{{Call: g - 1}}, Params: []int{g}})
+		c.Home = append(c.Home, layout.Place{Group: g})
+		sizes.Group = append(sizes.Group, program.GroupSizes{Params: 4096, Grads: 8192})
+		sizes.Call = append(sizes.Call, program.CallSizes{Out: []int{512}, KeepOut: []bool{false}, KeepIn: []bool{true}, GradIn: []int{512 * min(g, 1)}})
+	}
+	m.Results = []program.Ref{{Call: n - 1}}
+	prog, err := program.Compile(m, program.Options{Prefetch: 1})
+	require.NoError(t, err)
+	c.Plan, err = program.NewPlan(prog, sizes)
+	require.NoError(t, err)
+	bind(c)
+	s, err := newScript(c, false, false)
+	require.NoError(t, err)
+	last, gathers := -1, 0
+	for i, op := range s.ops {
+		kind, _, _ := strings.Cut(op.name, " ")
+		require.Equal(t, kind == "sync" || kind == "drain", op.lane == onReplicas, op.name)
+		if kind == "gather" && last >= 0 {
+			gathers++
+			require.NotContains(t, op.after, last, op.name)
+		}
+		if kind == "drain" {
+			last = i
+		}
+	}
+	require.Positive(t, gathers)
+	require.Equal(t, []lane{onReplicas}, s.ends)
 }
 
 // TestScriptTurn: gradients that a pass adds to without a call of its own are added behind its
@@ -250,5 +288,5 @@ func TestScriptTurn(t *testing.T) {
 	require.NoError(t, err)
 	drain := s.ops[len(s.ops)-1]
 	require.Equal(t, "drain g", drain.name)
-	require.Equal(t, "turn", s.ops[drain.after].name)
+	require.Equal(t, "turn", s.ops[drain.after[0]].name)
 }

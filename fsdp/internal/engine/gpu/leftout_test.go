@@ -41,7 +41,7 @@ type training struct {
 	ranks      int
 	cfg        fsdp.Config
 	train      func(ctx context.Context, m *fsdp.Sharded, rank, step int) (loss float64, err error)
-	begin, end [2]int // of the second step: waits that streams of device 0 were given before, the wire last
+	begin, end [lanes]int // of the second step: waits that streams of device 0 were given before
 }
 
 // run returns what comes out of the training, and what was done wrong.
@@ -149,14 +149,19 @@ func tokens(rank, step int) fsdp.Tensor {
 	return tensor.New(tensor.WithShape(1, 4), tensor.WithBacking(list))
 }
 
-// waits returns how many waits work and wire of rank 0 were given.
-func (x *training) waits() [2]int { return [2]int{x.cuda.Omit(0, false, -1), x.cuda.Omit(0, true, -1)} }
+// waits returns how many waits the streams of rank 0 were given.
+func (x *training) waits() (n [lanes]int) {
+	for l := range n {
+		n[l] = x.cuda.Omit(0, l, -1)
+	}
+	return n
+}
 
 // same runs the training without one wait, and tells whether it comes out as if with it.
 func (x *training) same(t *testing.T, s gpudouble.Schedule, l lane, without int, want []string) (same bool) {
 	omit := func(nth int) {
 		for r := range x.ranks {
-			x.cuda.Omit(r, l == onWire, nth)
+			x.cuda.Omit(r, int(l), nth)
 		}
 	}
 	x.cuda.Scheduled(t, s, func() {
@@ -170,8 +175,9 @@ func (x *training) same(t *testing.T, s gpudouble.Schedule, l lane, without int,
 
 // TestLeftOut: every wait of a pass is needed, and they are enough. With all of them the same bits
 // come out of a training when collectives run as late as waits allow, and when they run as early.
-// Without one of the second step they do not, on work if collectives are late and on the wire if
-// they are early. Of the larger training it is every third wait, unless FSDP_TEST_FAULTS is all.
+// Without one of the second step they do not, on work if collectives are late, on the wire if they
+// are early, and on replicas in one of the two. Of the larger training it is every third wait,
+// unless FSDP_TEST_FAULTS is all.
 func TestLeftOut(t *testing.T) {
 	cuda, _ := doubles(t)
 	require.NoError(t, blaslt.Load(gpudouble.Build(t).CUBLASLT))
@@ -185,13 +191,21 @@ func TestLeftOut(t *testing.T) {
 			want, err := x.run(t)
 			require.NoError(t, err)
 			begin, end := x.begin, x.end
-			for l, schedule := range []gpudouble.Schedule{onWork: gpudouble.UrgentLate, onWire: gpudouble.UrgentEarly} {
-				require.True(t, x.same(t, schedule, lane(l), 0, want))
+			late, early := gpudouble.UrgentLate, gpudouble.UrgentEarly
+			for l, schedules := range [lanes][]gpudouble.Schedule{onWork: {late}, onWire: {early}, onReplicas: {late, early}} {
+				same := func(without int) bool {
+					return !slices.ContainsFunc(schedules, func(s gpudouble.Schedule) bool { return !x.same(t, s, lane(l), without, want) })
+				}
+				require.True(t, same(0))
 				first, n := begin[l]-start[l], end[l]-begin[l]
+				if lane(l) == onReplicas && x.cfg.Strategy != fsdp.HybridShard {
+					require.Zero(t, n)
+					continue
+				}
 				require.Greater(t, n, 3)
 				for i := range n {
 					if x.ranks == 2 || i%3 == 0 || os.Getenv("FSDP_TEST_FAULTS") == "all" {
-						require.False(t, x.same(t, schedule, lane(l), first+i+1, want), "wait %d of %d on %v", i, n, lane(l))
+						require.False(t, same(first+i+1), "wait %d of %d on %v", i, n, lane(l))
 					}
 				}
 			}

@@ -40,19 +40,25 @@ type links struct {
 	d    *Device
 	ops  []nccl.Op // of one link, enqueued and not launched
 	next *link     // the link of ops
+	lane lane      // of ops
 
 	checks sync.Mutex // held by check: a communicator must be asked by one goroutine at a time
 
 	mu      sync.Mutex
 	list    []*link // in the order of creation
 	tell    func(transport.Flight)
-	told    time.Time      // end of the last launch that was reported
-	flights []flight       // in the order of the stream wire
+	queues  [lanes]queue   // of what is in flight
 	events  []*nccl.Event  // unused ones
 	wake    chan struct{}  // holds one signal: something is in flight
 	quit    chan struct{}  // ends the goroutine that watches; nil without links
 	watch   sync.WaitGroup // of that goroutine
 	aborted error          // the error of aborting communicators
+}
+
+// A queue has the collectives in flight of a stream, which end in their order.
+type queue struct {
+	flights []flight
+	told    time.Time // end of the last launch that was reported
 }
 
 // A flight is a collective that is in flight, or about to be launched.
@@ -68,13 +74,16 @@ type flight struct {
 	issued time.Time
 }
 
-// defaultTimeout is how long the stream wire may make no progress while something is in flight.
+// defaultTimeout is how long the streams may make no progress while something is in flight.
 const defaultTimeout = 5 * time.Minute
 
 // connect creates the missing links of meshes. It is a collective of the ranks of each mesh, which
 // call it with the same meshes in the same order. If a rank cannot join, all ranks get its error.
 func (l *links) connect(ctx context.Context, meshes []ranks.Mesh) error {
 	err := l.d.await(ctx, l.d.wire) // nothing of another layout may be in flight
+	if err == nil {
+		err = l.d.await(ctx, l.d.replicas)
+	}
 	for _, k := range l.missing(meshes) {
 		if err == nil {
 			err = l.join(ctx, k)
@@ -154,11 +163,16 @@ func (k *link) allReduce(at uintptr, n int, t comm.DType, by nccl.RedOp) nccl.Op
 	return nccl.Op{Kind: nccl.AllReduce, Send: at, Recv: at, Count: n, Type: types[t], Reduce: by}
 }
 
-// enqueue adds a collective of a flat group to the next launch. Collectives enqueued for another
-// link are launched first. Outside of passes at is zero. Parts are sends and receives that replace
-// the collective.
+// enqueue is enqueueOn for the stream wire.
 func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string, parts ...nccl.Op) error {
-	if l.next != k {
+	return l.enqueueOn(onWire, k, c, at, name, parts...)
+}
+
+// enqueueOn adds a collective of a flat group to the next launch in a stream. Collectives enqueued
+// for another link or stream are launched first. Outside of passes at is zero. Parts are sends and
+// receives that replace the collective.
+func (l *links) enqueueOn(on lane, k *link, c nccl.Op, at engine.Place, name string, parts ...nccl.Op) error {
+	if l.next != k || l.lane != on {
 		if err := l.launch(); err != nil {
 			return err
 		}
@@ -166,18 +180,18 @@ func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string, parts 
 	if len(parts) == 0 {
 		parts = []nccl.Op{c}
 	}
-	l.next, l.ops = k, append(l.ops, parts...)
+	l.next, l.lane, l.ops = k, on, append(l.ops, parts...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := flight{link: k, at: at, name: name}
 	if l.tell != nil {
 		f.call, f.issued = c, time.Now()
 	}
-	l.flights = append(l.flights, f)
+	l.queues[on].flights = append(l.queues[on].flights, f)
 	return nil
 }
 
-// launch gives the enqueued collectives to wire as one NCCL group: none waits for another.
+// launch gives the enqueued collectives to their stream as one NCCL group: none waits for another.
 func (l *links) launch() error {
 	if len(l.ops) == 0 {
 		return l.d.err()
@@ -197,7 +211,7 @@ func (l *links) launch() error {
 	if err := l.mark(true); err != nil {
 		return l.d.fail(err)
 	}
-	if err := k.comm.Group(ops, l.d.wire.Handle()); err != nil {
+	if err := k.comm.Group(ops, l.d.stream(l.lane).Handle()); err != nil {
 		if known := l.d.err(); known != nil { // the watch has aborted the call
 			return known
 		}
@@ -206,8 +220,8 @@ func (l *links) launch() error {
 	return l.d.fail(l.mark(false))
 }
 
-// mark records the end of the collectives in flight. With begin it records the beginning of the
-// next launch, if a watcher is set.
+// mark records the end of the collectives that were enqueued last. With begin it records their
+// beginning, if a watcher is set.
 func (l *links) mark(begin bool) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,17 +239,18 @@ func (l *links) mark(begin bool) (err error) {
 	if err != nil {
 		return err
 	}
-	last := &l.flights[len(l.flights)-1]
+	flights := l.queues[l.lane].flights
+	last := &flights[len(flights)-1]
 	if begin { // by close, too
 		last.begin = e
 	} else {
 		last.end = e
 	}
-	return e.Record(l.d.wire)
+	return e.Record(l.d.stream(l.lane))
 }
 
-// close ends the goroutine that watches, and then the links, the newest first. All operations of
-// wire have ended.
+// close ends the goroutine that watches, and then the links, the newest first. All collectives have
+// ended.
 func (l *links) close() error {
 	if l.quit != nil {
 		close(l.quit)
@@ -248,11 +263,15 @@ func (l *links) close() error {
 	for _, k := range slices.Backward(l.list) {
 		errs = append(errs, k.over.Close())
 	}
-	l.drop(len(l.flights))
+	var all [lanes]int
+	for on := range l.queues {
+		all[on] = len(l.queues[on].flights)
+	}
+	l.drop(all)
 	for _, e := range l.events {
 		errs = append(errs, e.Close())
 	}
-	l.list, l.flights, l.events, l.quit = nil, nil, nil, nil
+	l.list, l.queues, l.events, l.quit = nil, [lanes]queue{}, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -279,15 +298,18 @@ func (l *links) failure(k *link, err error) error {
 	err = ranks.Among(k.group, err)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i := slices.IndexFunc(l.flights, func(f flight) bool { return f.link == k })
-	if i < 0 {
-		return err
+	for on := range l.queues {
+		flights := l.queues[on].flights
+		i := slices.IndexFunc(flights, func(f flight) bool { return f.link == k })
+		switch {
+		case i < 0:
+			continue
+		case flights[i].at.Program == nil:
+			return fmt.Errorf("group %s: %w", flights[i].name, err)
+		}
+		return &engine.OpError{Place: flights[i].at, Err: err}
 	}
-	f := l.flights[i]
-	if f.at.Program == nil {
-		return fmt.Errorf("group %s: %w", f.name, err)
-	}
-	return &engine.OpError{Place: f.at, Err: err}
+	return err
 }
 
 // failed reports whether a group of the link has failed.

@@ -272,7 +272,7 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 			cuda.Resume(t, m.wire.Handle())
 			for flying := 1; flying > 0; runtime.Gosched() { // until the watch has seen the end of all
 				m.links.mu.Lock()
-				flying = len(m.links.flights)
+				flying = len(m.links.queues[onWire].flights)
 				m.links.mu.Unlock()
 			}
 			require.Zero(m, testing.AllocsPerRun(50, launch))

@@ -76,12 +76,14 @@ func (d *Device) dropSlabs(old func(*slabOf) bool) error {
 	return errors.Join(errs...)
 }
 
-// idle waits until both streams have ended all their operations.
+// idle waits until all streams have ended all their operations.
 func (d *Device) idle() error {
-	if err := d.wait(d.wire); err != nil {
-		return err
+	for _, s := range []*nccl.Stream{d.wire, d.replicas, d.work} {
+		if err := d.wait(s); err != nil {
+			return err
+		}
 	}
-	return d.wait(d.work)
+	return nil
 }
 
 // spares are blocks of gradients that outlived a pass and are free now: each accumulation by NoSync

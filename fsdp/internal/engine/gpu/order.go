@@ -1,20 +1,19 @@
 package gpu
 
-// A lane is one of the two streams.
+import "slices"
+
+// A lane is one of the streams, from the least urgent to the most urgent.
 type lane uint8
 
 const (
 	onWork lane = iota
+	onReplicas
 	onWire
+	lanes
 )
 
 // String names the stream.
-func (l lane) String() string {
-	if l == onWire {
-		return "wire"
-	}
-	return "work"
-}
+func (l lane) String() string { return [lanes]string{"work", "replicas", "wire"}[l] }
 
 // A space is memory with offsets that can be compared: the slab of a pass, or a block of a group.
 type space int
@@ -47,9 +46,9 @@ type operation struct {
 	lane    lane
 	name    string // for messages
 	touches []touch
-	joins   bool // it shares a launch with the next operation of its stream
-	after   int  // the operation of the other stream that it waits for, or -1
-	event   int  // recorded after it, or -1
+	joins   bool  // it shares a launch with the next operation of its stream
+	after   []int // operations of other streams that it waits for
+	event   int   // recorded after it, or -1
 }
 
 // conflict returns the first touch of a that conflicts with b, or nil.
@@ -64,27 +63,68 @@ func (a *operation) conflict(b *operation) *touch {
 	return nil
 }
 
-// order decides which operations wait. An operation waits for the last operation of the other
-// stream that touches the same memory, unless its stream has already waited for that one or for a
-// later one. It returns the number of events needed.
-func order(ops []operation) (events int) {
-	known := [2]int{-1, -1} // by lane: the last operation of the other lane that has certainly ended
+// A clock is, by lane, the last operation that has certainly ended, as an index, or -1.
+type clock [lanes]int
+
+// meet adds what another clock says.
+func (c *clock) meet(o *clock) {
+	for l := range c {
+		c[l] = max(c[l], o[l])
+	}
+}
+
+// order decides which operations wait. An operation waits for the last operation of each other
+// stream that touches the same memory, unless that one has certainly ended: the stream may have
+// waited for it, or for one behind it. It returns the number of events needed, and the lanes of
+// collectives that together end last: no other lane has waited for their last operation.
+func order(ops []operation) (events int, ends []lane) {
+	now, ended := [lanes]clock{}, make([]clock, len(ops)) // before the next operation of a lane, and after each
+	for l := range now {
+		now[l] = clock{-1, -1, -1}
+	}
 	for i := range ops {
 		op := &ops[i]
-		op.after, op.event = -1, -1
-		for j := i - 1; j > known[op.lane]; j-- {
-			if o := &ops[j]; o.lane == op.lane || op.conflict(o) == nil {
+		op.after, op.event = nil, -1
+		c := &now[op.lane]
+		for _, j := range before(ops, i, c) {
+			if c[ops[j].lane] >= j {
+				continue
+			}
+			op.after = append(op.after, j)
+			c.meet(&ended[j])
+			if ops[j].event < 0 {
+				ops[j].event = events
+				events++
+			}
+		}
+		c[op.lane] = i
+		ended[i] = *c
+	}
+	for _, l := range collective {
+		if last := now[l][l]; last >= 0 && !slices.ContainsFunc(collective[:], func(o lane) bool { return o != l && now[o][l] >= last }) {
+			ends = append(ends, l)
+		}
+	}
+	return events, ends
+}
+
+// before returns the operations of other lanes, one of each, that must end before operation i begins
+// and are not on its clock, the last first. That is the end of a launch.
+func before(ops []operation, i int, c *clock) (list []int) {
+	for l := range lanes {
+		for j := i - 1; j > c[l] && l != ops[i].lane; j-- {
+			if ops[j].lane != l || ops[i].conflict(&ops[j]) == nil {
 				continue
 			}
 			for ops[j].joins {
-				for j++; ops[j].lane == op.lane; j++ {
+				for j++; ops[j].lane != l; j++ {
 				}
 			}
-			op.after, known[op.lane] = j, j
-			ops[j].event = events
-			events++
+			list = append(list, j)
 			break
 		}
 	}
-	return events
+	slices.Sort(list)
+	slices.Reverse(list)
+	return list
 }

@@ -160,7 +160,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 			if err := g.reduceWholeInTree(s, full, before); err != nil {
 				return err
 			}
-			return g.finishReduce(full, after)
+			return g.finishReduce(g.d.wire, full, after)
 		}
 		k, op, err := g.startReduce(full, g.Compute, before)
 		if err == nil {
@@ -173,7 +173,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 		if err != nil {
 			return err
 		}
-		return g.finishReduce(full, after)
+		return g.finishReduce(g.d.wire, full, after)
 	})
 	if err != nil {
 		return err
@@ -197,13 +197,13 @@ func (g *group) send(k *link, op nccl.Op) error {
 // outside calls f, which issues operations in wire outside of a pass, and waits for them. They are
 // ordered with the operations in work.
 func (g *group) outside(ctx context.Context, f func() error) error {
-	if err := g.d.order(g.d.work, g.d.wire); err != nil {
+	if err := g.d.fork(); err != nil {
 		return err
 	}
 	if err := f(); err != nil {
 		return err
 	}
-	if err := g.d.order(g.d.wire, g.d.work); err != nil {
+	if err := g.d.join(onWire); err != nil {
 		return err
 	}
 	return g.d.await(ctx, g.d.wire)

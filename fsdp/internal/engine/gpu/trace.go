@@ -28,34 +28,44 @@ func (l *links) policy() *backoff.Policy {
 	return &watching
 }
 
-// report reports the first n flights, which have just ended. The collectives of one launch run
-// together, after those of the launch before. If the end of the launch before was noticed late,
-// they begin at that late time.
-func (l *links) report(n int) error {
+// report reports the first n flights of each queue, which have just ended.
+func (l *links) report(n [lanes]int) error {
 	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.tell == nil {
 		return nil
 	}
-	for i := range l.flights[:n] {
-		launch := l.flights[i:n]
+	for on := range l.queues {
+		if err := l.queues[on].report(n[on], now, l.tell); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// report reports the first n flights, which had ended now. The collectives of one launch run
+// together, after those of the launch before. If the end of the launch before was noticed late,
+// they begin at that late time.
+func (q *queue) report(n int, now time.Time, tell func(transport.Flight)) error {
+	for i := range q.flights[:n] {
+		launch := q.flights[i:n]
 		launch = launch[slices.IndexFunc(launch, func(f flight) bool { return f.end != nil }):]
 		took, err := launch[0].end.Elapsed(launch[0].begin)
 		if err != nil {
 			return err
 		}
-		since, err := l.flights[n-1].end.Elapsed(launch[0].end)
+		since, err := q.flights[n-1].end.Elapsed(launch[0].end)
 		if err != nil {
 			return err
 		}
 		done := now.Add(-since)
-		if done.Before(l.told) {
-			done = l.told
+		if done.Before(q.told) {
+			done = q.told
 		}
-		l.tell(l.flights[i].report(l.told, done, took))
-		if l.flights[i].end != nil {
-			l.told = done
+		tell(q.flights[i].report(q.told, done, took))
+		if q.flights[i].end != nil {
+			q.told = done
 		}
 	}
 	return nil

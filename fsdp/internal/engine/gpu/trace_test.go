@@ -58,3 +58,31 @@ func TestWatch(t *testing.T) {
 		require.True(t, slices.IsSortedFunc(list, func(a, b transport.Flight) int { return a.Done.Compare(b.Done) }))
 	}
 }
+
+// TestQueues: a sum over replicas ends, and is reported, while the wire stands still.
+func TestQueues(t *testing.T) {
+	cuda, _ := doubles(t)
+	for r, err := range world(t, comm.Local(4), Options{}, func(m *member) error {
+		mesh := m.meshOf(2)
+		shard, replica := m.links.find(mesh.Shard), m.links.find(mesh.Replica)
+		told := make(chan transport.Flight, 2)
+		m.Watch(func(f transport.Flight) { told <- f })
+		m.onDevice(m.fill(), func(at uintptr) {
+			cuda.Pause(t, m.wire.Handle())
+			defer cuda.Resume(t, m.wire.Handle())
+			ok(m.links.enqueue(shard, shard.allGather(at, 2, comm.Float32), opOf(program.Gather, 0), "a"))
+			ok(m.links.enqueueOn(onReplicas, replica, replica.allReduce(at+8, 1, comm.Float32, nccl.Sum), opOf(program.Sync, 1), "b"))
+			ok(m.links.launch())
+			require.Equal(m, `all-reduce float32[1] sum "b"`, (<-told).Call)
+			m.links.mu.Lock()
+			require.Len(m, m.links.queues[onWire].flights, 1)
+			m.links.mu.Unlock()
+			cuda.Resume(t, m.wire.Handle())
+			require.Equal(m, `all-gather float32[4] "a"`, (<-told).Call)
+			ok(m.await(m.ctx, m.wire))
+		})
+		return nil
+	}) {
+		require.NoError(t, err, "rank %d", r)
+	}
+}

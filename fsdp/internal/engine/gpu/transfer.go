@@ -129,10 +129,10 @@ func (g *group) startSync(full uintptr) (*link, nccl.Op) {
 	return g.replica, g.replica.allReduce(g.ownAddress(full, g.Reduce), g.Flat.ShardLen(), g.Reduce, nccl.Sum)
 }
 
-// finishReduce adds c times this rank's range of the sums in full to the gradient shard. It stores
+// finishReduce, in stream w, adds c times this rank's range of the sums in full to the gradient shard. It stores
 // them if the shard is to be cleared, or if full is the shard. The beginning of the pass has made
 // other deferred changes.
-func (g *group) finishReduce(full uintptr, c float64) error {
+func (g *group) finishReduce(w *nccl.Stream, full uintptr, c float64) error {
 	n, bits := g.Flat.ShardLen(), uint64(math.Float32bits(float32(c)))
 	if g.Compute == comm.Float64 {
 		bits = math.Float64bits(c)
@@ -140,7 +140,7 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	if n == 0 {
 		return g.d.err()
 	}
-	if err := g.round(g.d.wire, g.ownAddress(full, g.Reduce), n, 1); err != nil {
+	if err := g.round(w, g.ownAddress(full, g.Reduce), n, 1); err != nil {
 		return err
 	}
 	store, there := uint64(0), full == g.grad.Addr()
@@ -150,7 +150,7 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	if g.d.forget(g.grad) || there {
 		store = 1
 	}
-	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.ownAddress(full, g.Reduce)), uint64(n), bits, store)
+	return g.launchIn(w, g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.ownAddress(full, g.Reduce)), uint64(n), bits, store)
 }
 
 // ownAddress returns the address of this rank's range in a full buffer of type t.

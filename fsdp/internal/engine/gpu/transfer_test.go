@@ -84,9 +84,9 @@ func whole(t testing.TB, rt rapid.TB, d *Device, n int) optim.Vec {
 
 // both lets each stream come after the other, as passes do.
 func both(t rapid.TB, d *Device, f func()) {
-	require.NoError(t, d.order(d.work, d.wire))
+	require.NoError(t, d.fork())
 	f()
-	require.NoError(t, d.order(d.wire, d.work))
+	require.NoError(t, d.join(onWire))
 }
 
 var sixteen = []comm.DType{comm.BFloat16, comm.Float16}
@@ -121,7 +121,7 @@ func TestRounds(t *testing.T) {
 			both(rt, d, func() {
 				_, _, err := g.startReduce(at, written, c)
 				require.NoError(rt, err)
-				require.NoError(rt, g.finishReduce(at, 0.7))
+				require.NoError(rt, g.finishReduce(g.d.wire, at, 0.7))
 			})
 			want := slices.Clone(before)
 			own := l.Ranks.Place * l.Flat.ShardLen()
@@ -183,7 +183,7 @@ func TestExact(t *testing.T) {
 			_, _, err := g.startGather(b.Addr())
 			require.NoError(t, err)
 			require.NoError(t, g.finishGather(b.Addr()))
-			require.NoError(t, g.finishReduce(b.Addr(), 0.3))
+			require.NoError(t, g.finishReduce(g.d.wire, b.Addr(), 0.3))
 		})
 		vec.AddScaled(m.host[1].F32, m.host[0].F32, 0.3)
 		vec.AddScaled(m.host[1].F64, m.host[0].F64, 0.3)

@@ -79,10 +79,10 @@ func (d *Device) await(ctx context.Context, p place) error {
 	}
 }
 
-// settle waits until both streams have ended all their operations. Streams that New did not create
+// settle waits until all streams have ended all their operations. Streams that New did not create
 // are skipped. After a failure the streams end because the communicators are aborted.
 func (d *Device) settle() error {
-	for _, s := range []*nccl.Stream{d.wire, d.work} {
+	for _, s := range []*nccl.Stream{d.wire, d.replicas, d.work} {
 		w := backoff.Waiter{Policy: &watching}
 		for s != nil {
 			done, err := s.Query()
@@ -127,9 +127,10 @@ func (l *links) look() {
 func (l *links) more(w *backoff.Waiter) bool {
 	over, err := l.over()
 	if err == nil {
-		err = l.check() // wire also passes failed collectives
+		err = l.check() // streams also pass failed collectives
 	}
-	if err == nil && over == 0 && w.Idle() > l.d.o.Timeout {
+	some := over != [lanes]int{}
+	if err == nil && !some && w.Idle() > l.d.o.Timeout {
 		err = l.overdue()
 	}
 	if err == nil {
@@ -139,42 +140,51 @@ func (l *links) more(w *backoff.Waiter) bool {
 		_ = l.d.fail(err)
 		return false
 	}
-	if over > 0 {
+	if some {
 		w.Reset()
 	}
 	return l.drop(over) > 0
 }
 
-// over returns how many flights have ended.
-func (l *links) over() (n int, err error) {
+// over returns how many flights of each queue have ended.
+func (l *links) over() (n [lanes]int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, f := range l.flights {
-		if f.end == nil {
-			continue
+	for on := range l.queues {
+		for i, f := range l.queues[on].flights {
+			if f.end == nil {
+				continue
+			}
+			done, err := f.end.Query()
+			if err != nil {
+				return n, err
+			}
+			if !done {
+				break
+			}
+			n[on] = i + 1
 		}
-		done, err := f.end.Query()
-		if !done {
-			return n, err
-		}
-		n = i + 1
 	}
 	return n, nil
 }
 
-// drop removes the first n flights, and returns how many are left.
-func (l *links) drop(n int) int {
+// drop removes the first n flights of each queue, and returns how many are left.
+func (l *links) drop(n [lanes]int) (left int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, f := range l.flights[:n] {
-		for _, e := range []*nccl.Event{f.begin, f.end} {
-			if e != nil {
-				l.events = append(l.events, e)
+	for on := range l.queues {
+		q := &l.queues[on]
+		for _, f := range q.flights[:n[on]] {
+			for _, e := range []*nccl.Event{f.begin, f.end} {
+				if e != nil {
+					l.events = append(l.events, e)
+				}
 			}
 		}
+		q.flights = append(q.flights[:0], q.flights[n[on]:]...)
+		left += len(q.flights)
 	}
-	l.flights = append(l.flights[:0], l.flights[n:]...)
-	return len(l.flights)
+	return left
 }
 
 // check returns why a link has failed, or nil.
@@ -195,10 +205,15 @@ func (l *links) check() error {
 	return nil
 }
 
-// overdue returns the error for a wire that makes no progress.
+// overdue returns the error for streams that make no progress.
 func (l *links) overdue() error {
 	l.mu.Lock()
-	k := l.flights[0].link
+	var k *link
+	for on := range l.queues {
+		if flights := l.queues[on].flights; len(flights) > 0 {
+			k = flights[0].link
+		}
+	}
 	l.mu.Unlock()
 	err := fmt.Errorf("%w of NCCL for %v", comm.ErrTimeout, l.d.o.Timeout)
 	return l.failure(k, &comm.RankError{Group: k.role, Rank: k.comm.Rank(), Err: err})
