@@ -184,7 +184,7 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 	if s.cfg.Device == nil {
 		lasting.State += p.MemoryBytes
 	}
-	p.Pass = c.Pass(s.layout, p.Ranks, lasting, d.InFile)
+	p.Pass = c.Pass(s.layout, p.Ranks, lasting, d)
 	for i, n := range held {
 		p.Pass.Groups[i].Held = n
 	}

@@ -31,6 +31,7 @@ type Device struct {
 	PeakWide        float64 // FLOP/s of products of float32
 	Bandwidth       float64 // bytes/s of its memory, as its maker says
 	Multiprocessors int     // number that share the tiles of a product; 1 for a processor core
+	Slopes          bool    `json:",omitempty"` // its products multiply by the slope of GELU: compute capability 9.0
 	Cache           *Cache  `json:",omitempty"` // the last level before memory, where Rates depend on it
 }
 

@@ -147,3 +147,26 @@ func TestFileOfRates(t *testing.T) {
 	_, err = plan.Parse(c.JSON())
 	require.ErrorContains(t, err, "Cores is -1")
 }
+
+// TestSlopes: a device whose products have no slopes reads and writes the product again, unless the
+// rate is of both.
+func TestSlopes(t *testing.T) {
+	for _, v := range []struct {
+		slopes bool
+		rates  []plan.Rate
+		more   float64
+	}{
+		{true, nil, 0},
+		{false, nil, 4}, // the product is read and written in 2 bytes
+		{false, []plan.Rate{{Op: "gelu tanh grad", Ranks: 1, Byte: 2}}, 10},
+		{false, []plan.Rate{{Op: "gelu linear dx", Ranks: 1, Byte: 1}}, 0},
+	} {
+		p, c := chain(1, 0, 5), simple()
+		w := &p.Units[0].Forward[0]
+		w.Op, w.Rows, w.Cols = "gelu linear dx", 1, 1
+		c.Device.Slopes = true
+		want := p.Time(c, 1).Compute + v.more
+		c.Device.Slopes, c.Rates = v.slopes, v.rates
+		require.Equal(t, want, p.Time(c, 1).Compute, "%+v", v)
+	}
+}

@@ -93,17 +93,34 @@ func (r *player) measure() {
 		var s [2]float64
 		for i, list := range [...][]Work{u.Forward, u.Backward} {
 			for _, w := range list {
-				if t, ok := r.clock.seconds(rateKey{w.Op, w.Wide}, w); ok {
-					s[i] += float64(w.Count) * t
-				} else {
-					s[i] += r.c.seconds(w)
-				}
+				s[i] += r.seconds(w)
 			}
 			s[i] += r.busyTime(Forward+Kind(i)*(Backward-Forward), false, Work{Wide: true})
 		}
 		r.units = append(r.units, s)
 	}
 	r.ready, r.fresh = make([]float64, len(r.pass.Groups)), make([]bool, len(r.pass.Groups))
+}
+
+// slopes is a product whose result is multiplied by the slope of GELU, the operation gradient.
+const slopes, gradient = "gelu linear dx", "gelu tanh grad"
+
+// seconds returns how long operations take. A device whose products have no slopes multiplies in a
+// separate kernel, unless a rate was measured for both.
+func (r *player) seconds(w Work) (s float64) {
+	_, measured := r.clock.usual[rateKey{slopes, w.Wide}]
+	if w.Op == slopes && !r.c.Device.Slopes && !measured {
+		size := w.Rows * w.Cols * 2
+		if w.Wide {
+			size *= 2
+		}
+		w.Bytes -= size // of the argument of GELU
+		s = r.seconds(Work{Op: gradient, Class: Other, Count: w.Count, Bytes: 3 * size, Wide: w.Wide})
+	}
+	if t, ok := r.clock.seconds(rateKey{w.Op, w.Wide}, w); ok {
+		return s + float64(w.Count)*t
+	}
+	return s + r.c.seconds(w)
 }
 
 // busyTime returns how long a rank itself is busy with an operation of the pass.

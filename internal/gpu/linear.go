@@ -2,6 +2,8 @@ package gpu
 
 import (
 	"errors"
+	"iter"
+	"slices"
 
 	"gorgonia.org/tensor"
 
@@ -169,6 +171,20 @@ func (b *builder) gradientPair(in, db *exec.Instr) (err error) {
 		b.step(g)
 	}
 	return err
+}
+
+// Runs returns the instructions of a program for which there is a launch. If cuBLASLt can do so, a
+// product computes the others.
+func Runs(p *exec.Program) iter.Seq[exec.Instr] {
+	return func(yield func(exec.Instr) bool) {
+		list := slices.Collect(p.All())
+		_, merged := pairs(list)
+		for i := range list {
+			if !merged[&list[i]] && !yield(list[i]) {
+				return
+			}
+		}
+	}
 }
 
 // pairs returns the instructions for the gradients of biases that are computed with the gradient of

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"iter"
 	"math"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
@@ -10,9 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// Pass returns the operations and costs of the pass, as data. lasting is the memory before it.
-// inFile reports which classes are in files, whose buffers are not counted.
-func (c *Compiled) Pass(l *layout.Layout, ranks int, lasting plan.Memory, inFile func(arena.Class) bool) *plan.Pass {
+// Pass returns the operations and costs of the pass on a device, as data. lasting is the memory
+// before it. Buffers in files are not counted.
+func (c *Compiled) Pass(l *layout.Layout, ranks int, lasting plan.Memory, dev Device) *plan.Pass {
 	p := &plan.Pass{Ranks: ranks}
 	sizes := l.Sizes()
 	for i := range l.Groups {
@@ -32,11 +33,11 @@ func (c *Compiled) Pass(l *layout.Layout, ranks int, lasting plan.Memory, inFile
 		u := c.Calls[i].Unit
 		if _, known := units[u]; !known {
 			units[u] = len(p.Units)
-			p.Units = append(p.Units, unitWork(u))
+			p.Units = append(p.Units, unitWork(u, dev))
 		}
 		p.Calls = append(p.Calls, plan.Call{Name: call.Name, Unit: units[u]})
 	}
-	m := &meter{pass: p, live: lasting, buffers: c.Plan.Buffers, inFile: inFile, held: make(map[int]int)}
+	m := &meter{pass: p, live: lasting, buffers: c.Plan.Buffers, inFile: dev.InFile, held: make(map[int]int)}
 	m.alloc(0, c.Plan.Inherited)
 	for i := range c.Plan.Steps {
 		s := &c.Plan.Steps[i]
@@ -104,22 +105,22 @@ func field(m *plan.Memory, c arena.Class) *int {
 	}
 }
 
-// unitWork returns the work of a unit, none for nil.
-func unitWork(u *exec.Unit) (w plan.Unit) {
+// unitWork returns the work of a unit on a device, none for nil.
+func unitWork(u *exec.Unit, dev Device) (w plan.Unit) {
 	if u == nil {
 		return w
 	}
-	w.Forward = programWork(u.Forward)
+	w.Forward = programWork(dev.Runs(u.Forward))
 	if u.Backward != nil {
-		w.Backward = programWork(u.Backward)
+		w.Backward = programWork(dev.Runs(u.Backward))
 	}
 	return w
 }
 
-// programWork returns the work of a program, equal instructions together.
-func programWork(p *exec.Program) (list []plan.Work) {
+// programWork returns the work of instructions, equal ones together.
+func programWork(all iter.Seq[exec.Instr]) (list []plan.Work) {
 	at := make(map[plan.Work]int)
-	for in := range p.All() {
+	for in := range all {
 		w := instrWork(&in)
 		i, known := at[w]
 		if !known {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
@@ -37,6 +38,9 @@ type Device interface {
 	// over its ranks, and then over the replicas, in a step of Options.Passes; and the bytes of room
 	// that it needs behind the full gradients until then. Sums may be leafwise: see Turn.
 	SumWork(g *layout.Group, leafwise bool) (room, reduce, sync int)
+	// Runs returns the instructions of a program that the device runs. The operations of others are
+	// parts of these.
+	Runs(p *exec.Program) iter.Seq[exec.Instr]
 	// Slow returns why the device is slow at an instruction, as a noun, or "".
 	Slow(in *exec.Instr) string
 	// Prepare returns the data that the device needs to open a pass. It becomes Compiled.Prepared.

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"iter"
 
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
@@ -79,6 +80,9 @@ func (h *Host) Apart() bool { return false }
 
 // Copies implements Device.
 func (h *Host) Copies() bool { return false }
+
+// Runs implements Device.
+func (h *Host) Runs(p *exec.Program) iter.Seq[exec.Instr] { return p.All() }
 
 // Rounds implements Device.
 func (h *Host) Rounds() bool { return false }

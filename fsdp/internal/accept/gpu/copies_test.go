@@ -268,3 +268,32 @@ func TestGPUCopiesPlan(t *testing.T) {
 	}
 	require.Zero(t, cuda.Live("bytes"))
 }
+
+// TestGPUPlanOfBiases: the product for the gradient of a weight sums the gradient of its bias, so a
+// plan has no operation for the bias, unless the weight is frozen.
+func TestGPUPlanOfBiases(t *testing.T) {
+	for _, v := range []struct {
+		frozen func(string) bool
+		sums   bool
+	}{{nil, false}, {func(name string) bool { return strings.HasSuffix(name, "fc.weight") }, true}} {
+		p := fsdp.Planner{
+			Model: kit.TinyGPT(1), Config: fsdp.Config{Device: new(gpu.Device), Precision: fsdp.BF16(), Frozen: v.frozen},
+			Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)},
+		}
+		plan, err := p.Plan()
+		require.NoError(t, err)
+		var sums, products int
+		for _, u := range plan.Pass.Units {
+			for _, w := range u.Backward {
+				switch w.Op {
+				case "linear db":
+					sums += w.Count
+				case "linear dw":
+					products += w.Count
+				}
+			}
+		}
+		require.Positive(t, products)
+		require.Equal(t, v.sums, sums > 0)
+	}
+}

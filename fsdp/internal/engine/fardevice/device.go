@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"runtime/debug"
 	"sync"
 
@@ -200,6 +201,9 @@ func (d *Device) Apart() bool { return d.host.Apart() }
 
 // Copies implements engine.Device.
 func (d *Device) Copies() bool { return d.host.Copies() }
+
+// Runs implements engine.Device.
+func (d *Device) Runs(p *exec.Program) iter.Seq[exec.Instr] { return d.host.Runs(p) }
 
 // Rounds implements engine.Device.
 func (d *Device) Rounds() bool { return d.host.Rounds() }

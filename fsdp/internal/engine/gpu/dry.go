@@ -5,6 +5,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	compute "github.com/gofsdp/gofsdp/internal/gpu"
+	"iter"
 )
 
 // dry is a Device without memory, for plans. Its counts do not depend on the GPU, and it needs
@@ -42,6 +43,9 @@ func (d *dry) Work(p *exec.Program) (int, error) {
 	}
 	return withScratch(p, n), nil
 }
+
+// Runs implements engine.Device.
+func (d *dry) Runs(p *exec.Program) iter.Seq[exec.Instr] { return compute.Runs(p) }
 
 // Slow implements engine.Device.
 func (d *dry) Slow(in *exec.Instr) string { return new(compute.Engine).Slow(in) }

@@ -3,11 +3,13 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	compute "github.com/gofsdp/gofsdp/internal/gpu"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -255,6 +257,9 @@ func (d *Device) Work(p *exec.Program) (int, error) {
 	}
 	return withScratch(p, d.programs[p].Scratch), nil
 }
+
+// Runs implements engine.Device.
+func (d *Device) Runs(p *exec.Program) iter.Seq[exec.Instr] { return compute.Runs(p) }
 
 // Slow implements engine.Device.
 func (d *Device) Slow(in *exec.Instr) string { return d.engine.Slow(in) }
