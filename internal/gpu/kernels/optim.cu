@@ -52,10 +52,10 @@ template <class T, int UNROLL = 2, class F> DEVICE void over(const piece *a, F f
   for (u64 i = first + threadIdx.x; i < last; i += blockDim.x) f(width<1>(), i);
 }
 
-// EACH runs over the elements i of this block.
-#define EACH \
+// EACH runs over the elements i of this block. UNROLL keeps the registers of each kernel without spills.
+#define EACH(UNROLL) \
   u64 first = (u64)(blockIdx.x - a->block) * SPAN, last = a->n < first + SPAN ? a->n : first + SPAN; \
-  _Pragma("unroll 4") \
+  _Pragma(UNROLL) \
   for (u64 i = first + threadIdx.x; i < last; i += blockDim.x)
 
 // A copied is the copy of updated parameters in bfloat16, which only float32 has.
@@ -168,7 +168,7 @@ template <class T> DEVICE void scale(const piece *list, u32 count) {
 template <class T> DEVICE void fill(const piece *list, u32 count) {
   const piece *a = mine(list, count);
   T *x = (T *)a->vec[0], c = (T)a->c[0];
-  EACH x[i] = c;
+  EACH("unroll 4") x[i] = c;
 }
 
 // magnitude returns the bits of |x|, which order like the numbers, and NaN above all.
@@ -340,7 +340,7 @@ KERNEL optim_adam16_f32(const piece *list, u32 count) {
   adam_step<float> c(a);
   copied<float> copy(a);
   rounding first_moment(a->key, a->offset), second_moment(a->key + 1, a->offset);
-  EACH {
+  EACH("unroll 4") {
     float x = p[i], y = wide(m[i]), z = wide(v[i]);
     c.update(x, g[i], y, z);
     p[i] = x, m[i] = first_moment.round(y, a->offset + i), v[i] = second_moment.round(z, a->offset + i);
@@ -357,7 +357,7 @@ KERNEL optim_sgd16_f32(const piece *list, u32 count) {
   sgd_step<float> c(a);
   copied<float> copy(a);
   rounding momentum(a->key, a->offset);
-  EACH {
+  EACH("unroll 2") {
     float x = p[i], y = wide(b[i]);
     c.update(x, g[i], y);
     p[i] = x, b[i] = momentum.round(y, a->offset + i);

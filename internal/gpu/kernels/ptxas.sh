@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compiles the kernels' PTX with NVIDIA's assembler for three generations of GPUs, as the driver
-# would, and prints a table: of each kernel the registers, and the bytes that spill to memory, if any.
-# It takes no GPU but minutes, and fails if a text is refused, or if the assembler serialises wgmma. Texts
+# would, and prints a table: of each kernel the registers, the bytes of shared memory that its text
+# declares (flash* and hopper* get theirs at the launch) and the bytes that spill to memory, if any.
+# It takes no GPU, and fails if a text is refused, or if the assembler serialises wgmma. Texts
 # named hopper*.ptx are for sm_90a, which the table calls sm_90.
 #
 #   internal/gpu/kernels/ptxas.sh [ptxas]
@@ -37,17 +38,23 @@ awk -v list="$architectures" '
 	/Compiling entry function/ { name = $8; gsub("\047", "", name); if (!(name in seen)) { seen[name] = 1; order[++n] = name } }
 	/Function properties for/ { of = $NF } # of functions that kernels call, too
 	/bytes spill stores/ && of == name { for (i = 1; i < NF; i++) if ($(i + 2) == "spill" && $(i + 3) ~ /^stores/) spilled[name, $1] = $i }
-	/Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") used[name, $1] = $(i + 1) }
+	/Used [0-9]+ registers/ {
+		for (i = 1; i < NF; i++) {
+			if ($i == "Used") used[name, $1] = $(i + 1)
+			if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared[name, $1] = $i
+		}
+	}
 	END {
 		count = split(list, archs, " ")
-		printf "%-40s", "registers (and bytes spilled)"
-		for (a = 1; a <= count; a++) printf " %12s", archs[a]
+		printf "%-40s", "registers, shared (and bytes spilled)"
+		for (a = 1; a <= count; a++) printf " %16s", archs[a]
 		print ""
 		for (k = 1; k <= n; k++) {
 			printf "%-40s", order[k]
 			for (a = 1; a <= count; a++) {
 				s = spilled[order[k], archs[a]]
-				printf " %12s", used[order[k], archs[a]] (s > 0 ? " (" s ")" : "")
+				m = shared[order[k], archs[a]]
+				printf " %16s", used[order[k], archs[a]] (m > 0 ? ", " m : "") (s > 0 ? " (" s ")" : "")
 			}
 			print ""
 		}
