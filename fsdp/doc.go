@@ -104,16 +104,16 @@
 // the state of the optimizer. They are the bits of a training on V ranks. A step is then ⌈V/N⌉
 // micro-batches on each rank, and no method that needs gradients may be called in the middle of a
 // step. So a step of 64 ranks can be repeated on one, a checkpoint continues on another number of
-// ranks as if the number had not changed, and a training that has lost one of its ranks continues on
-// all others. The k-th micro-batch of a step on rank r, both from 0, belongs to virtual rank
+// ranks as if the number had not changed, and a training that has lost one of its ranks continues
+// on all others. The k-th micro-batch of a step on rank r, both from 0, belongs to virtual rank
 //
 //	k·N + r        if every Backward is outside of NoSync
 //	r·V/N + k      if all but the last are inside of it        V/N is a power of two, or N is 1
 //
-// If N does not divide V, some ranks have no virtual rank left for the last micro-batch: those with
-// k·N + r ≥ V. They take part with nothing: they call Forward without a batch, and Backward. In
-// [Sharded.Join] a missing or nil batch does this. A rank that runs fewer or more batches is an error
-// on all ranks:
+// If N does not divide V, ranks with k·N + r ≥ V have no virtual rank left for the last micro-batch.
+// They take part with nothing: they call Forward without a batch, and Backward. In
+// [Sharded.Join] a missing or nil batch does this. A rank that runs fewer or more batches is an
+// error on all ranks:
 //
 //	for first := 0; first < V; first += N {
 //		var batch []fsdp.Tensor
@@ -129,12 +129,12 @@
 // with SyncGrads after it.
 //
 // Between the micro-batches a rank keeps ⌈log2(V/N)⌉ pieces of the size of its gradients, or inside
-// NoSync ⌊log2(V/N)⌋ pieces of the size of all gradients of the model: see Plan.VirtualBytes. Outside
-// of NoSync, if N is not a power of two that divides V, ranks send each other gradients without
-// adding them, as many bytes as in other reductions. A rank then keeps ⌈log2(V)⌉ pieces, and the
-// gradients of a unit take up to twice the memory while they are whole. With replicas, as with
-// NoShard, the sums return to all ranks in the last micro-batch of a step only: Plan.Traffic is of
-// that one.
+// NoSync ⌊log2(V/N)⌋ pieces of the size of all gradients of the model: see Plan.VirtualBytes.
+// Outside of NoSync, if N is not a power of two that divides V, ranks send each other gradients
+// without adding them, as many bytes as in other reductions. A rank then keeps ⌈log2(V)⌉ pieces,
+// and the gradients of a unit take up to twice the memory while they are whole. With replicas, as
+// with NoShard, the sums return to all ranks in the last micro-batch of a step only: Plan.Traffic
+// is of that one.
 //
 //	the same bits                              not the same bits, and the response
 //	all strategies, wrapping, prefetch         hybrid over a number that is no power of two: refused

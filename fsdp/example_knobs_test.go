@@ -21,7 +21,7 @@ import (
 func counter() *nn.GPT { return &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2} }
 
 // Four virtual ranks train to the same bits on one rank, on two, three and four. Micro-batch k of
-// rank r is that of virtual rank k·ranks + r. On three ranks, only rank 0 has a second one.
+// rank r belongs to virtual rank k·ranks + r. On three ranks, only rank 0 has a second one.
 func ExampleConfig_virtualRanks() {
 	const virtual = 4
 	norms := make(map[float64]int) // after 3 steps

@@ -36,8 +36,8 @@ type pass struct {
 // GPU holds a copy of it. With Config.Poison it also refuses parameters that have changed. The next
 // pass discards a forward whose Backward never comes, unless Hold has put it aside.
 //
-// Batches may differ in shape from rank to rank and from step to step. With Config.VirtualRanks some
-// ranks may have none. If a data.Loader divides the samples among the ranks, and ranks give it
+// Batches may differ in shape from rank to rank and from step to step. With Config.VirtualRanks
+// some ranks may have none. If a data.Loader divides the samples among the ranks, and ranks give it
 // different sources, the first Forward is an error.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
 	if err := s.busy.enter("Forward"); err != nil {

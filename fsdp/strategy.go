@@ -67,8 +67,9 @@ const (
 	// 2022, arXiv:2205.00119).
 	HybridShard
 	HybridGradOp // ShardGradOp over ShardRanks ranks, likewise
-	// SecondaryShard is FullShard whose backward gathers from a second copy of the parameters, cut over
-	// ShardRanks ranks (hpZ of ZeRO++: Wang et al., 2023, arXiv:2306.10209). Not with Config.Device.
+	// SecondaryShard is FullShard whose backward gathers from a second copy of the parameters, cut
+	// over ShardRanks ranks (hpZ of ZeRO++: Wang et al., 2023, arXiv:2306.10209). Not with
+	// Config.Device.
 	SecondaryShard
 	strategies
 )

@@ -22,8 +22,8 @@ func program(t *testing.T, variables, args []string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// TestGPU trains on doubles of the libraries of GPUs, on one rank and on two, and compares the
-// losses with those of processors.
+// TestGPU trains on doubles of the libraries of GPUs, on one rank and on two. The losses are close
+// to the losses of processors.
 func TestGPU(t *testing.T) {
 	libs := gpudouble.Build(t)
 	variables := []string{"FSDP_CUDA_LIBRARY=" + libs.CUDA, "FSDP_NCCL_LIBRARY=" + libs.NCCL, "FSDP_CUBLASLT_LIBRARY=" + libs.CUBLASLT, "FSDP_DOUBLE_DEVICES=2"}

@@ -199,7 +199,8 @@ func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 //	err = m.Backward(ctx, loader.Share())
 //
 // If ranks read different sources, from different positions or in steps of different sizes, this
-// Backward returns an error on all of them, as do [fsdp.Sharded.Join] and the first Forward before it.
+// Backward returns an error on all of them, as do [fsdp.Sharded.Join] and the first Forward before
+// it.
 func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Source(l.name) }
 
 // A Position is the progress of the ranks in a source. Save it with a checkpoint:
@@ -283,8 +284,8 @@ func (l *Loader[T]) Resume(p Position) error {
 	return nil
 }
 
-// epochsPattern matches the description of a source that begins with the same samples for any number
-// of epochs: a Shuffle or Repeat, also in Map or Augment.
+// epochsPattern matches the description of a source that begins with the same samples for any
+// number of epochs: a Shuffle or Repeat, also in Map or Augment.
 var epochsPattern = regexp.MustCompile(`^((?:Map\(|Augment\()*(?:Shuffle|Repeat)\(.*, )(\d+) epochs(\)(?:\)|, seed \d+\))*)$`)
 
 // samplesIn returns the number of samples in the source that saved describes, if it equals the

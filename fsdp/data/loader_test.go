@@ -117,7 +117,8 @@ func (j *job) kill() {
 	}
 }
 
-// TestShares checks that ranks and micro batches share steps out in order, evenly, and within Micro.
+// TestShares checks that ranks and micro batches share steps out in order, evenly, and within
+// Micro.
 func TestShares(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, batch := rapid.IntRange(1, 60).Draw(t, "samples"), rapid.IntRange(1, 20).Draw(t, "batch")
@@ -191,8 +192,8 @@ func TestLargest(t *testing.T) {
 const kills = 200
 
 // TestExactlyOnce interrupts trainings 1000 times at random, and lets them go on from their last
-// save with other numbers of ranks, micro batches, workers, and sometimes another batch. All samples
-// must come once, in the order of the source.
+// save with other numbers of ranks, micro batches, workers, and sometimes another batch. All
+// samples must come once, in the order of the source.
 func TestExactlyOnce(t *testing.T) {
 	lengths := Map(numbers(311), func(i int) (int, error) { return 1 + i*i%17, nil })
 	documents := Map(numbers(311), func(i int) ([]int, error) { return upTo(1 + i*i%17), nil })
@@ -538,8 +539,8 @@ func TestKeptBatches(t *testing.T) {
 	})
 }
 
-// TestGarbage drops batches of 1 MiB. The loader has them collected although the garbage collector is
-// off.
+// TestGarbage drops batches of 1 MiB. The loader has them collected although the garbage collector
+// is off.
 func TestGarbage(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	collate := func(b *Batch, _ []int) error { Tensor[float32](b, 1<<18); return nil }
@@ -555,8 +556,9 @@ func TestGarbage(t *testing.T) {
 	require.Less(t, most.HeapAlloc, uint64(3*mostGarbage), "500 MiB have been made")
 }
 
-// TestFewAllocations checks that batches cost their tensors and nothing else once the loop goes, neither in
-// it nor in the workers: of windows of a file, shuffled, mixed and in buckets, and of a slice.
+// TestFewAllocations checks that batches cost their tensors and nothing else once the loop goes,
+// neither in it nor in the workers: of windows of a file, shuffled, mixed and in buckets, and of a
+// slice.
 func TestFewAllocations(t *testing.T) {
 	windows := tokenFile(t, 1<<16).Windows(129, 128)
 	same := Func(Endless, func(int) (int, error) { return 129, nil })
@@ -625,7 +627,8 @@ func TestReaders(t *testing.T) {
 	require.Nil(t, intoOf(Map(Source[[]int](windows), func(w []int) ([]int, error) { return w, nil })))
 }
 
-// BenchmarkTokens measures how many tokens of a file workers make batches of: shuffled windows of 256.
+// BenchmarkTokens measures how many tokens of a file workers make batches of: shuffled windows of
+// 256.
 func BenchmarkTokens(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
@@ -647,7 +650,8 @@ func BenchmarkTokens(b *testing.B) {
 }
 
 // BenchmarkWait measures the share of the time that a loop waits for windows of a file if its body
-// computes for a millisecond, for 2048 tokens: 700 times as fast as a small GPT trains on two cores.
+// computes for a millisecond, for 2048 tokens: 700 times as fast as a small GPT trains on two
+// cores.
 func BenchmarkWait(b *testing.B) {
 	windows := tokenFile(b, 1<<22).Windows(257, 256)
 	l, err := NewLoader(Shuffle(windows, 1, Endless), TokensAndTargets[int](256), Config{Batch: 8})
@@ -688,8 +692,8 @@ func TestRows(t *testing.T) {
 	require.Equal(t, []int{0, 3, 2}, rows)
 }
 
-// TestVirtualRanks: the micro batches of virtual ranks are the same on any number of ranks, in the order
-// that package fsdp runs them in, with as many in the last step as in any.
+// TestVirtualRanks: the micro batches of virtual ranks are the same on any number of ranks, in the
+// order that package fsdp runs them in, with as many in the last step as in any.
 func TestVirtualRanks(t *testing.T) {
 	const virtual, batch, samples = 6, 9, 22
 	src := Func(samples, func(i int) (int, error) { return i, nil })

@@ -143,7 +143,7 @@ func (g *guest) attend(w *wire) error {
 	}
 }
 
-// continues reports whether the ranks can go on without those of host 0.
+// continues reports whether the ranks of this host can go on without host 0.
 func (g *guest) continues() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -55,14 +55,19 @@ func init() {
 	}
 }
 
+// beginHosts starts a launcher on each of three hosts.
+func beginHosts(t *testing.T, script string, flags func(host int) []string, args ...string) (hosts []*running) {
+	for host := range 3 {
+		hosts = append(hosts, begin(t, script, strings.NewReader(""), flags(host), args...))
+	}
+	return hosts
+}
+
 // TestReplaceOnHosts replaces a rank of another host, and of host 0.
 func TestReplaceOnHosts(t *testing.T) {
 	for victim := range 2 {
 		flags := hostFlags(t, 3, "-replace", "1")
-		var hosts []*running
-		for host := range 3 {
-			hosts = append(hosts, begin(t, "replace", strings.NewReader(""), flags(host), fmt.Sprint(victim)))
-		}
+		hosts := beginHosts(t, "replace", flags, fmt.Sprint(victim))
 		for host, r := range hosts {
 			require.Zero(t, <-r.status, &r.err)
 			require.Equal(t, []string{fmt.Sprintf("[%d] rank %d of 3, started as %d, late %t\n", host, host, host, host == victim)}, r.out.sorted())
@@ -77,10 +82,7 @@ func TestReplaceOnHosts(t *testing.T) {
 func TestHostDeparts(t *testing.T) {
 	for _, order := range [][]int{{0, 2}, {2, 0}} {
 		flags := hostFlags(t, 3, "-replace", "1")
-		var hosts []*running
-		for host := range 3 {
-			hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "1"))
-		}
+		hosts := beginHosts(t, "go on", flags, "1")
 		for _, r := range hosts {
 			r.err.await("all ranks have joined")
 			r.await(1, "of 3")
@@ -102,10 +104,7 @@ func TestHostDeparts(t *testing.T) {
 // TestAllDepart lets SIGTERM end all hosts at once, as schedulers do: all leave as planned.
 func TestAllDepart(t *testing.T) {
 	flags := hostFlags(t, 3, "-replace", "1")
-	var hosts []*running
-	for host := range 3 {
-		hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "0"))
-	}
+	hosts := beginHosts(t, "go on", flags, "0")
 	for _, r := range hosts {
 		r.err.await("all ranks have joined")
 		r.await(1, "of 3")
@@ -118,14 +117,11 @@ func TestAllDepart(t *testing.T) {
 	}
 }
 
-// TestDepartAlone: SIGINT for host 0 ends the job on all hosts, and a host that comes back is not let
-// in.
+// TestDepartAlone: SIGINT for host 0 ends the job on all hosts, and a host that comes back is not
+// let in.
 func TestDepartAlone(t *testing.T) {
 	flags := hostFlags(t, 3, "-replace", "1")
-	var hosts []*running
-	for host := range 3 {
-		hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "1"))
-	}
+	hosts := beginHosts(t, "go on", flags, "1")
 	for _, r := range hosts {
 		r.err.await("all ranks have joined")
 	}
@@ -145,10 +141,7 @@ func TestDepartAlone(t *testing.T) {
 func TestReplaceInVain(t *testing.T) {
 	t.Setenv(launch.Replace, "1ms")
 	flags := hostFlags(t, 3, "-replace", "1")
-	var hosts []*running
-	for host := range 3 {
-		hosts = append(hosts, begin(t, "go on", strings.NewReader(""), flags(host), "2", "1"))
-	}
+	hosts := beginHosts(t, "go on", flags, "2", "1")
 	for _, r := range hosts {
 		require.Zero(t, <-r.status, &r.err)
 	}

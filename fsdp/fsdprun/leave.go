@@ -7,9 +7,9 @@ import (
 
 // This file has the events by which hosts come and go.
 //
-// With -replace, the meeting ends when the ranks have joined. From then on each launcher watches its
-// own ranks, and the ranks agree on the next group without launchers. So the loss of a host, host 0
-// included, ends the ranks of no other host:
+// With -replace, the meeting ends when the ranks have joined. From then on each launcher watches
+// its own ranks, and the ranks agree on the next group without launchers. So the loss of a host,
+// host 0 included, ends the ranks of no other host:
 //
 //	          all ranks have joined
 //	starting ──────────────────────▶ joined ──▶ all ranks of the host have ended: the launcher ends
@@ -20,11 +20,11 @@ import (
 //	all ranks end                      │ host 0 is gone: each other launcher goes on alone, and
 //	                                   ▼ ends with the status of its own ranks
 //
-// A rank that fails and is not replaced still ends the ranks of all hosts that host 0 reaches. After
-// a host is gone there is no restart, as its ranks may still run: two starts of a job never train at
-// the same time.
+// A rank that fails and is not replaced still ends the ranks of all hosts that host 0 reaches.
+// After a host is gone there is no restart, as its ranks may still run: two starts of a job never
+// train at the same time.
 
-// continues reports whether the ranks of the other hosts can go on without those of a host.
+// continues reports whether the ranks of the other hosts can go on when a host is lost.
 func (m *meeting) continues() bool {
 	return m.replace > 0 && m.hosts > 1 && m.running && m.joined && m.asked == unasked
 }
@@ -97,7 +97,8 @@ func (m *meeting) dismiss(host int, list []*ending) {
 }
 
 // interrupted handles a signal. A signal to host 0 ends the job, a signal to another host only this
-// host's part. If the ranks of the other hosts can go on, SIGTERM to host 0 ends only its part, too.
+// host's part. If the ranks of the other hosts can go on, SIGTERM to host 0 ends only its part,
+// too.
 func (m *meeting) interrupted(host int, s syscall.Signal) {
 	h := m.members[host]
 	text := fmt.Sprintf("host %d leaves: %s", host, signalName(s))

@@ -117,8 +117,8 @@
 // With -replace k a rank that fails is started again alone, at most k times in a start. The others
 // do not get SIGTERM. Their program calls comm.Reconnect after the error of the lost rank, and the
 // new process, for which comm.FromEnv and comm.Run wait until then, takes the place of the lost
-// one. It gets the state from the others, see fsdp's MemoryCheckpoint. On one host the ranks meet in
-// a directory instead of at a port. When k ranks of a host have been replaced, or no rank of the
+// one. It gets the state from the others, see fsdp's MemoryCheckpoint. On one host the ranks meet
+// in a directory instead of at a port. When k ranks of a host have been replaced, or no rank of the
 // group is left, the next failure ends the start as usual. On several hosts, give -replace to all.
 //
 // With -min and -max the number of ranks changes between starts. The rule:

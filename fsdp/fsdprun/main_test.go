@@ -930,8 +930,8 @@ func TestPackageIsBuilt(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestSignalsSave sends fsdprun the signals of a closed terminal, a cancelled job, and a Slurm time limit: the
-// ranks save after the same step, and nobody fails.
+// TestSignalsSave sends fsdprun the signals of a closed terminal, a cancelled job, and a Slurm time
+// limit: all ranks save after the same step, and none fails.
 func TestSignalsSave(t *testing.T) {
 	t.Setenv("SLURM_JOB_ID", "7")
 	for _, signals := range [][]syscall.Signal{{syscall.SIGTERM}, {syscall.SIGHUP, syscall.SIGHUP}, {syscall.SIGUSR2, syscall.SIGUSR2}, {syscall.SIGINT}} {

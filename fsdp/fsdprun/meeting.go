@@ -101,7 +101,7 @@ type message struct {
 type order struct {
 	Say    string         // text to print
 	Start  *start         // ranks to start
-	Joined bool           // the ranks of all hosts have joined: those of this host can go on without the others
+	Joined bool           // the ranks of all hosts have joined: ranks of this host can go on without the others
 	Stop   syscall.Signal // signal for the running ranks
 	End    bool           // ends fsdprun, with
 	Exit   int            // this status

@@ -263,8 +263,8 @@ func TestMeetingSignals(t *testing.T) {
 	require.Equal(t, []string{"0 terminated", "2 terminated", "2 exit 0", "0 exit 1"}, s.orders())
 }
 
-// TestMeetingSignalMeetsStart: a signal that comes before a host has been told to start its ranks ends
-// these as well.
+// TestMeetingSignalMeetsStart: a signal that comes before a host has been told to start its ranks
+// ends these as well.
 func TestMeetingSignalMeetsStart(t *testing.T) {
 	for host := range 3 {
 		s := three(t, 0, 0)
@@ -322,8 +322,8 @@ func TestMeetingElsewhere(t *testing.T) {
 	require.Equal(t, []string{"0 j.7: ranks 0+1 of 4, host 0 of 2", "1 j.7: ranks 1+3 of 4, host 1 of 2"}, s.orders())
 }
 
-// TestMeetingNeverSticks does anything in any order. No start overlaps another, every one has enough
-// ranks in the order of hosts, and in the end all hosts are told to end.
+// TestMeetingNeverSticks does anything in any order. No start overlaps another, every one has
+// enough ranks in the order of hosts, and in the end all hosts are told to end.
 func TestMeetingNeverSticks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		number := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }

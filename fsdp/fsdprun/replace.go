@@ -15,8 +15,8 @@ import (
 const patienceForReplaced = "1m"
 
 // replaced starts a process in the place of a rank that has failed, and reports whether it has.
-// Another rank must have joined the group, so that the process can join it there. The ranks of other
-// hosts have, if this one has.
+// Another rank must have joined the group, so that the process can join it there. The ranks of
+// other hosts have, if this one has.
 func (l *launcher) replaced(a *attempt, r *rank) bool {
 	joined := func(o *rank) bool { return o.end == nil && o.join == launch.Joined }
 	if a.spares == 0 || r.join != launch.Joined && !r.late || l.nodes == 1 && !slices.ContainsFunc(a.ranks, joined) {

@@ -98,9 +98,8 @@ func last(out fsdp.Tensor) []float64 {
 	return logits
 }
 
-// TestGreedyEqualsForward compares what is written with a cache, prompts of all lengths in one
-// batch, with the likeliest tokens of whole forwards: by one rank, and by three that have different
-// numbers of prompts.
+// TestGreedyEqualsForward: a cache, with prompts of all lengths in one batch, leads to the likeliest
+// tokens of whole forwards. One rank writes them, and three ranks with different numbers of prompts.
 func TestGreedyEqualsForward(t *testing.T) {
 	const most = 12
 	prompts := [][]int{prompt(1, 1), prompt(2, 17), prompt(3, 5), prompt(4, 38), prompt(5, 16), prompt(6, 2)}
@@ -437,8 +436,8 @@ func TestCut(t *testing.T) {
 	require.Empty(t, log.String())
 }
 
-// TestErrorTexts: errors say what was wrong with which prompt, on which rank, and nothing of calls
-// that the caller has not made.
+// TestErrorTexts: errors name the fault, the prompt and the rank, and mention no calls that the
+// caller has not made.
 func TestErrorTexts(t *testing.T) {
 	gpt := models["gpt"]
 	errs := make([]error, 2)

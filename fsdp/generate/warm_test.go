@@ -15,8 +15,8 @@ import (
 )
 
 // TestNothingIsCompiledAgain runs passes of the sizes that a model with 32 layers and 4096 tokens
-// of context needs, all of them twice: those of the second round allocate what a pass does that was
-// compiled.
+// of context needs, all of them twice. In the second round a pass allocates no more than a compiled
+// pass needs.
 func TestNothingIsCompiledAgain(t *testing.T) {
 	gpt := &nn.Llama{Vocab: 5, Layers: 32, Dim: 4, Heads: 2, KVHeads: 1, Hidden: 1}
 	size := gpt.Cache()

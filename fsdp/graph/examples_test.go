@@ -219,8 +219,8 @@ func (m *stacked) pixels(step, rank int) []fsdp.Tensor {
 	return []fsdp.Tensor{dense(tensor.Float64, x, m.rows, 7)}
 }
 
-// TestAutoencoderExample trains the layers, each on what the one below makes, and then all of it,
-// on one and on two ranks. The losses fall.
+// TestAutoencoderExample trains the layers, each on the outputs of the layer below, and then all of
+// them together, on one and on two ranks. The losses fall.
 func TestAutoencoderExample(t *testing.T) {
 	requireLikeTapeMachine(t, newStacked().finetune().net, newStacked().finetune().model(t), 2, 1e-10)
 	for ranks := 1; ranks <= 2; ranks++ {

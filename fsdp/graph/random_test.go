@@ -31,9 +31,9 @@ func noisy(dt tensor.Dtype, given [][]fsdp.Tensor) (m *net, random G.Nodes) {
 	return m, random
 }
 
-// TestRandomNodes takes a step as Gorgonia's machine does with the same random numbers. Those of
-// the first pass are what evaluation draws, every time. All calls see the same, and other ranks
-// others.
+// TestRandomNodes takes a step as Gorgonia's machine does with the same random numbers. Every
+// evaluation draws the numbers of the first pass. All calls of a rank see the same numbers, and
+// ranks see different ones.
 func TestRandomNodes(t *testing.T) {
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5} {
 		for ranks := 1; ranks <= 3; ranks++ {
@@ -74,8 +74,8 @@ func TestRandomNodes(t *testing.T) {
 	}
 }
 
-// TestRandomNodesOfUnevenRanks draws on each rank and in each pass what it draws when all ranks
-// have a batch: one that has run out draws nothing, and goes on as the others do.
+// TestRandomNodesOfUnevenRanks: a rank draws the same numbers in a pass whether or not other ranks
+// have a batch. A rank without a batch draws nothing, and continues like the others.
 func TestRandomNodesOfUnevenRanks(t *testing.T) {
 	const ranks, passes = 2, 3
 	m, _ := noisy(tensor.Float64, nil)

@@ -128,8 +128,9 @@ type Cost struct {
 	Product int // FLOPs of products
 	Bytes   int // between operations and memory
 	// Trained is the number of FLOPs for training all parameters: three times the FLOPs of forward, as
-	// utilisations count them (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Needed leaves out
-	// gradients of frozen parameters, and gradients of activations before which nothing is trained.
+	// utilisations count them (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Needed leaves
+	// out gradients of frozen parameters, and gradients of activations before which nothing is
+	// trained.
 	Trained, Needed int
 }
 

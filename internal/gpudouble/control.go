@@ -163,8 +163,8 @@ func (c *Control) Scheduled(t testing.TB, s Schedule, f func()) {
 }
 
 // Omit skips the nth wait for an event, counted from 1, that streams of a device are given from now
-// on: only the streams of an urgency, which is 0 without a priority, 2 for the highest and 1 between
-// them. 0 skips none, and -1 changes nothing. It returns the number of waits so far.
+// on: only the streams of an urgency, which is 0 without a priority, 2 for the highest and 1
+// between them. 0 skips none, and -1 changes nothing. It returns the number of waits so far.
 func (c *Control) Omit(device, urgency, nth int) int {
 	return int(C.call_omit(c.symbol("double_omit"), C.int(device), C.int(urgency), C.long(nth)))
 }

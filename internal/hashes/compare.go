@@ -255,8 +255,8 @@ type micro struct {
 	rank int
 }
 
-// micros returns the passes of a step, by virtual rank if they have one. Then passes without one are
-// left out: their ranks only take part in the last micro-batch of other ranks.
+// micros returns the passes of a step, by virtual rank if they have one. Then passes without one
+// are left out: their ranks only take part in the last micro-batch of other ranks.
 func (s *Step) micros() (list []micro) {
 	virtual := s.Passes[0][0].Virtual >= 0
 	for rank, passes := range s.Passes {

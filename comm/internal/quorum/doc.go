@@ -62,10 +62,10 @@
 //
 // The dead members may also have admitted a new process, which still lives. So package comm claims
 // the number of each membership in the directory of the job. A process fails with ErrExcluded if
-// another membership has claimed the number. Without a common directory nothing can be claimed. Then
-// Config.Apart is set, and no end of a process is certain. A process that has left in order still
-// counts as dead. It does not report that it has left if it has a later membership than the others,
-// so the process that let others in does not count as dead.
+// another membership has claimed the number. Without a common directory nothing can be claimed.
+// Then Config.Apart is set, and no end of a process is certain. A process that has left in order
+// still counts as dead. It does not report that it has left if it has a later membership than the
+// others, so the process that let others in does not count as dead.
 //
 // # Crashes
 //

@@ -54,8 +54,8 @@ func TestEnterAndEnd(t *testing.T) {
 }
 
 // TestDepartLate closes two of three ranks before their reports that they have left arrive. The
-// third rank still counts them as dead, though no end of a process is certain, and does not wait for
-// processes in their places.
+// third rank still counts them as dead, though no end of a process is certain, and does not wait
+// for processes in their places.
 func TestDepartLate(t *testing.T) {
 	nodes, m := open(t, 3, time.Hour)
 	last := nodes[1]

@@ -252,8 +252,8 @@ func (e *Engine) Check(l *layout.Layout) (Programs, error) {
 	return programs, nil
 }
 
-// Gathers returns how many all-gathers of each group a training pass has, if its calls read all of their
-// parameters in backward.
+// Gathers returns how many all-gathers of each group a training pass has, if its calls read all of
+// their parameters in backward.
 func (e *Engine) Gathers() ([]int, error) {
 	p, err := e.program(e.layout, e.programs, Variant{}, nil)
 	if err != nil {

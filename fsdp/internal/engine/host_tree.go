@@ -97,7 +97,7 @@ func (f *flatGroup) startExchange(full []byte) comm.Work {
 	return g.AllToAll(f.buffer(received, f.Compute), f.buffer(sent, f.Compute))
 }
 
-// nothing makes gradients those of a rank without a leaf.
+// nothing fills gradients with the value that changes no sum: a rank without a leaf sends it.
 func (f *flatGroup) nothing(grads []byte) {
 	zero := math.Copysign(0, -1)
 	if f.Compute == comm.Float64 {

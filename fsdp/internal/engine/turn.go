@@ -30,8 +30,8 @@ import (
 //
 // # Leaf by leaf
 //
-// For other numbers of ranks, the leaves of a pass are no branch. And if the ranks do not divide the
-// leaves, the last pass has a leaf for some of the ranks only:
+// For other numbers of ranks, the leaves of a pass are no branch. And if the ranks do not divide
+// the leaves, the last pass has a leaf for some of the ranks only:
 //
 //	7 leaves on 3 ranks    rank 0    rank 1    rank 2    kept by each rank, for its part
 //	first pass             0         1         2         0+1, 2

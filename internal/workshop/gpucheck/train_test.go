@@ -70,8 +70,8 @@ func apart(a, b []float64) (most float64, step int) {
 }
 
 // TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, and steps of FSDP2 if there
-// is PyTorch. The contestants run one after another, as the GPU has memory for one, and each reports
-// when it ends. By default our backward recomputes norms, activations and residuals. FSDP2
+// is PyTorch. The contestants run one after another, as the GPU has memory for one, and each
+// reports when it ends. By default our backward recomputes norms, activations and residuals. FSDP2
 // recomputes nothing, and neither do we with Keep.
 func TestTraining(t *testing.T) {
 	z := scale().training

@@ -104,8 +104,8 @@ func TestCountsOfAccumulation(t *testing.T) {
 	}
 }
 
-// TestCountsOfLeaves: three ranks of four virtual ones send as much in each pass as planned, also the
-// ranks that have no last batch.
+// TestCountsOfLeaves: three ranks of four virtual ones send as much in each pass as planned, also
+// the ranks that have no last batch.
 func TestCountsOfLeaves(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {

@@ -37,7 +37,8 @@ func open(t testing.TB, o Options) *Device {
 	return d
 }
 
-// TestNew fails each call of the driver that New makes, once: it returns the error and leaves nothing.
+// TestNew fails each call of the driver that New makes, once: it returns the error and leaves
+// nothing.
 func TestNew(t *testing.T) {
 	cuda := double(t)
 	dev, err := nccl.OpenDevice(0)

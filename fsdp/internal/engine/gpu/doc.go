@@ -4,7 +4,7 @@
 //
 //	device.go     Device: streams, counted memory, failure
 //	frame.go      frame: a pass under way. Layout.go decides the offsets of its buffers, order.go
-//	              which operation waits for which of other streams, and check.go proves the order
+//	              decides the waits between streams, and check.go proves the order
 //	transfer.go   the kernels and collectives for a group's parameters and gradients
 //	tree.go       sums over ranks in place of NCCL's, if there are virtual ranks
 //	shards.go     shards: this rank's part, with the memory of optimizers
@@ -19,9 +19,9 @@
 //
 // Every operation runs in one of three streams, in the order in which it was issued. Calls,
 // optimizers and reads of shards run in the stream work. The collectives of a pass run in the
-// stream wire, with the rounding before and after them. What wire has summed over the ranks of a
-// host is summed over the replicas in the stream replicas, so that no gather waits for the network
-// between hosts. Inside a pass, an operation waits only for those operations of other streams that
+// stream wire, with the rounding before and after them. Wire sums over the ranks of a host. The
+// stream replicas then adds these sums over the hosts, so that no gather waits for the network
+// between them. Inside a pass, an operation waits only for those operations of other streams that
 // touch the same memory. At the beginning of a pass, wire waits for all earlier operations of work.
 // At its end, work waits for wire and replicas. Operations outside of passes therefore run in work
 // alone, and need no further order.

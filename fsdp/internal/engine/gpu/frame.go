@@ -307,8 +307,8 @@ func (f *frame) ScaleGrad(int, float64) error {
 	return f.fail(errors.New("this device cannot scale the gradients of absent calls"))
 }
 
-// collective gives the collective of the present step to its stream. If the step joins the next one,
-// the collective is only enqueued.
+// collective gives the collective of the present step to its stream. If the step joins the next
+// one, the collective is only enqueued.
 func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
 	if err := f.awaitOp(f.script.steps[f.step].run); err != nil {
 		return err

@@ -211,9 +211,9 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 	return onWork, nil
 }
 
-// skips reports whether the pass has calls that it does not compute. Then nothing may have waited for
-// a gather of their parameters, and the turn does: an operation behind the turn must not wait for
-// the wire's work before it, see awaitOp.
+// skips reports whether the pass has calls that it does not compute. Then nothing may have waited
+// for a gather of their parameters, and the turn does: an operation behind the turn must not wait
+// for the wire's work before it, see awaitOp.
 func (w *scriptWriter) skips() bool {
 	return slices.ContainsFunc(w.c.Plan.Steps, func(s program.Step) bool {
 		return (s.Kind == program.Forward || s.Kind == program.Backward) && !w.c.Computes(s.Op)

@@ -25,7 +25,8 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// doubles loads the doubles of the driver and of NCCL. At the end of the test nothing of them lives.
+// doubles loads the doubles of the driver and of NCCL. At the end of the test nothing of them
+// lives.
 func doubles(t testing.TB) (cuda, lib *gpudouble.Control) {
 	cuda = double(t)
 	path := gpudouble.Build(t).NCCL
@@ -35,8 +36,8 @@ func doubles(t testing.TB) (cuda, lib *gpudouble.Control) {
 	return cuda, lib
 }
 
-// A member is a rank of a test, with a device of its own. Like everything that fails in the goroutine
-// of a rank it panics with an error.
+// A member is a rank of a test, with a device of its own. Like everything that fails in the
+// goroutine of a rank it panics with an error.
 type member struct {
 	*Device
 	team *ranks.Team
@@ -71,8 +72,8 @@ func caught(f func() error) (err error) {
 	return f()
 }
 
-// world runs f on n ranks at once, and closes what they have. A rank whose f fails ends its team, as an
-// engine does. It returns what f returns.
+// world runs f on n ranks at once, and closes what they have. A rank whose f fails ends its team,
+// as an engine does. It returns what f returns.
 func world(t testing.TB, boots []comm.Group, o Options, f func(m *member) error) []error {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
@@ -306,8 +307,8 @@ func gathersAround(m *member, around func(launch func() error) error) (err error
 	return err
 }
 
-// TestEachCallFails: a call of NCCL or of the driver that fails once ends all ranks, but those that are
-// through, and leaves nothing.
+// TestEachCallFails: a call of NCCL or of the driver that fails once ends all ranks, but those that
+// are through, and leaves nothing.
 func TestEachCallFails(t *testing.T) {
 	cuda, lib := doubles(t)
 	// All launches are in flight at once. Else a late one takes the event of one that is over.
@@ -381,8 +382,8 @@ func TestHung(t *testing.T) {
 	}
 }
 
-// TestFailedElsewhere: ranks that wait for one whose pass has failed get its error. So do those that
-// wait for these in other groups.
+// TestFailedElsewhere: ranks that wait for one whose pass has failed get its error. So do those
+// that wait for these in other groups.
 func TestFailedElsewhere(t *testing.T) {
 	doubles(t)
 	cause := errors.New("out of coffee")
@@ -420,8 +421,8 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestOneCannotJoin: every rank gets the error of the one that has no communicator, and the group that
-// it was to be for goes on.
+// TestOneCannotJoin: every rank gets the error of the one that has no communicator, and the group
+// that it was to be for goes on.
 func TestOneCannotJoin(t *testing.T) {
 	_, lib := doubles(t)
 	boots := comm.Local(4)
@@ -472,8 +473,8 @@ func TestClosedAtOnce(t *testing.T) {
 	}
 }
 
-// TestTurns: what a Device gives to NCCL comes after what another one of the same GPU has given before, but
-// not once that is closed.
+// TestTurns: what a Device gives to NCCL comes after what another one of the same GPU has given
+// before, but not once that is closed.
 func TestTurns(t *testing.T) {
 	cuda, _ := doubles(t)
 	turns := make([]Turns, 2) // by rank

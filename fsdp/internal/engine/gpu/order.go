@@ -63,7 +63,7 @@ func (a *operation) conflict(b *operation) *touch {
 	return nil
 }
 
-// A clock is, by lane, the last operation that has certainly ended, as an index, or -1.
+// A clock has, by lane, the index of the last operation that has certainly ended, or -1.
 type clock [lanes]int
 
 // meet adds what another clock says.
@@ -108,8 +108,8 @@ func order(ops []operation) (events int, ends []lane) {
 	return events, ends
 }
 
-// before returns the operations of other lanes, one of each, that must end before operation i begins
-// and are not on its clock, the last first. That is the end of a launch.
+// before returns the operations of other lanes, at most one of each, that must end before operation
+// i begins and are not on its clock, the last first. They are ends of launches.
 func before(ops []operation, i int, c *clock) (list []int) {
 	for l := range lanes {
 		for j := i - 1; j > c[l] && l != ops[i].lane; j-- {

@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// This file has the operations of a group in wire before and after its collectives. They match
-// those of the host, where the layout of 16-bit data in a full buffer is explained. Full is the
+// This file has the operations of a group in wire before and after its collectives. They match the
+// host's operations, whose comments explain the layout of 16-bit data in a full buffer. Full is the
 // address of the buffer. A returned link is nil if there is nothing to send.
 //
 // Types change in place: parameters are widened from the second half of the buffer to all of it,
@@ -129,9 +129,9 @@ func (g *group) startSync(full uintptr) (*link, nccl.Op) {
 	return g.replica, g.replica.allReduce(g.ownAddress(full, g.Reduce), g.Flat.ShardLen(), g.Reduce, nccl.Sum)
 }
 
-// finishReduce, in stream w, adds c times this rank's range of the sums in full to the gradient shard. It stores
-// them if the shard is to be cleared, or if full is the shard. The beginning of the pass has made
-// other deferred changes.
+// finishReduce, in stream w, adds c times this rank's range of the sums in full to the gradient
+// shard. It stores them if the shard is to be cleared, or if full is the shard. The beginning of
+// the pass has made other deferred changes.
 func (g *group) finishReduce(w *nccl.Stream, full uintptr, c float64) error {
 	n, bits := g.Flat.ShardLen(), uint64(math.Float32bits(float32(c)))
 	if g.Compute == comm.Float64 {

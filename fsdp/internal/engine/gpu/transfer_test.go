@@ -91,8 +91,7 @@ func both(t rapid.TB, d *Device, f func()) {
 
 var sixteen = []comm.DType{comm.BFloat16, comm.Float16}
 
-// TestRounds: what changes its type in place has the numbers of the host, whatever the order of
-// blocks.
+// TestRounds: values that change their type in place are the host's, in any order of blocks.
 func TestRounds(t *testing.T) {
 	cuda := double(t)
 	devices := []*Device{open(t, Options{}), open(t, Options{Offload: true})}

@@ -86,8 +86,8 @@ func (x *sum) exchange(kind nccl.Kind, at engine.Place, send, receive func(rank 
 	return x.g.d.links.launch()
 }
 
-// piece returns the address of the elements of a rank that this rank adds: its own in place, and
-// those of others where they are received.
+// piece returns the address of the elements of a rank that this rank adds: its own elements in
+// place, and elements of others where they are received.
 func (x *sum) piece(rank int) uintptr {
 	switch me := x.link.comm.Rank(); {
 	case rank == me:
@@ -141,8 +141,8 @@ func (x *sum) add(ranks int) error {
 	return x.g.launch(x.g.kernels.tree, (n+255)/256, uint64(own), uint64(scratch), uint64(n), uint64(x.part), uint64(ranks), uint64(me))
 }
 
-// count counts the leaves of a leafwise pass. It returns whether the step is over: then the sums are
-// in place.
+// count counts the leaves of a leafwise pass. It returns whether the step is over: then the sums
+// are in place.
 func (x *sum) count(s *shards) (over bool, err error) {
 	me := x.link.comm.Rank()
 	own, n := x.from(me), x.len(me)

@@ -20,8 +20,8 @@ const (
 	settling = 10 * time.Second
 )
 
-// spareCores is how many cores a rank has at least if the host may poll the device without sleeping:
-// one for that, and enough for the rank's other goroutines.
+// spareCores is how many cores a rank has at least if the host may poll the device without
+// sleeping: one for that, and enough for the rank's other goroutines.
 const spareCores = 4
 
 // These policies say how often the device is polled. The host waits for await: constantly if it has
