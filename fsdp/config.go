@@ -59,8 +59,9 @@ type Config struct {
 	// it: the training on VirtualRanks ranks. A step is then ⌈VirtualRanks/ranks⌉ micro-batches on
 	// each rank. If the ranks do not divide VirtualRanks, some ranks have no batch in the last one.
 	// The package comment lists the order and the features that it covers. On VirtualRanks ranks it
-	// costs nothing and changes nothing, except the rounding of ByWeights and ByActive. On GPUs it
-	// does: ranks exchange gradients and add them in this order, in place of NCCL's sums.
+	// costs nothing and changes nothing, except the rounding of ByWeights and ByActive, and that
+	// full gradients stay float32 with Reduce BFloat16. On GPUs ranks exchange gradients and add
+	// them in this order, in place of NCCL's sums.
 	VirtualRanks int
 	// Prefetch is the number of units gathered ahead of the unit that computes. 0 means 1,
 	// NoPrefetch means none.

@@ -13,6 +13,8 @@ import (
 // gradients that are complete are rounded. So these groups stay float32:
 //
 //   - in a pass inside NoSync, or after one, where passes add to the gradients
+//   - with virtual ranks: passes of all numbers of ranks then run the same kernels. A GPU sums the
+//     gradient of a bias in the product of its weight only if both are float32
 //   - with a parameter that several calls of the pass use, which add their gradients
 //   - with a parameter whose gradient Pass.Shares may scale
 //   - with a large gradient that no kernel rounds: it takes scratch memory in float32
@@ -27,7 +29,7 @@ func (e *Engine) gradTypes(v Variant) []comm.DType {
 	for g := range types {
 		f := &e.layout.Groups[g]
 		types[g] = f.Compute
-		if f.Reduce == comm.BFloat16 && !f.Kind.Frozen && !v.Eval && !v.NoSync && !v.Pending {
+		if f.Reduce == comm.BFloat16 && !f.Kind.Frozen && !v.Eval && !v.NoSync && !v.Pending && e.o.Leaves == 0 {
 			types[g] = comm.BFloat16
 		}
 	}
