@@ -62,7 +62,7 @@ func TestSharedGenerator(t *testing.T) {
 		collate Collate[int]
 		want    string
 	}{
-		"map": {Map(numbers(60), func(i int) (int, error) { return 2*i + rand.IntN(2), nil }), column, "samples change when they are read again"},
+		"map": {Map(numbers(60), func(int) (int, error) { calls++; return calls, nil }), column, "samples change when they are read again"},
 		"collate": {numbers(60), func(b *Batch, samples []int) error {
 			Column(b, samples, func(i int) float32 { return rand.Float32() })
 			return nil
