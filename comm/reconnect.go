@@ -42,7 +42,7 @@ import (
 // Processes with Config.Join that wait to join take the places of lost ranks, in the order of their
 // Config.Rank, and then places behind the others. Reconnect waits for them for
 // Config.ReplaceTimeout, if ranks are lost. The group need not have failed: the ranks may call
-// Reconnect between two steps to let processes in.
+// Reconnect between two steps to let processes in, see [Joining].
 //
 // Reconnect fails in the other part after Config.JoinTimeout, and names the ranks that are missing.
 // A rank that lives and does not call Reconnect within half of that time is left out. If it calls
@@ -64,6 +64,22 @@ func Reconnect(ctx context.Context, old Group) (Group, error) {
 		return nil, fmt.Errorf("comm: rank %d of %d: connecting again: %w", p.cfg.Rank, p.cfg.Size, errors.Join(store.Advise(err), p.node.Close()))
 	}
 	return g, nil
+}
+
+// Joining returns how many processes with Config.Join wait to join the ranks of g, a group of
+// [Connect] or Reconnect. It is 0 for other groups. The processes ask up to 16 ranks, so the number
+// may differ between ranks, also for a moment before all have asked. So the ranks agree before they
+// call [Reconnect]: the method Any of fsdp.Sharded returns whether the number is not 0 on any rank.
+//
+//	if grow, err := m.Any(ctx, comm.Joining(g) > 0); grow { // after a step: let them in
+func Joining(g Group) int {
+	if g == nil || !reflect.TypeOf(g).Comparable() {
+		return 0
+	}
+	if v, ok := places.Load(g); ok && v.(*place).unable == nil {
+		return v.(*place).node.Joining()
+	}
+	return 0
 }
 
 // places has the place of this process by its world group, until that is closed.

@@ -334,8 +334,10 @@ func TestReplaceApart(t *testing.T) {
 					case groups == 1 && process == 1 || groups == 2 && process == 0:
 						host.Kill()
 					case g.Size() == 2 && g.Rank() == 1:
-						close(two)
-						<-time.After(time.Second)
+						require.Zero(t, comm.Joining(g))
+						for close(two); comm.Joining(g) == 0; {
+							<-time.After(time.Millisecond)
+						}
 					}
 					former := g
 					err = g.Barrier(ctx)

@@ -10,7 +10,8 @@
 // (fsdp.MemoryCheckpoint). When a rank is lost, the calls of the others fail with a comm.RankError.
 // They connect again, together with the process that fsdprun has started in its place, load that
 // step from memory, and repeat the step in which the rank was lost. A rank that gets SIGTERM leaves
-// after its step, and the others go on at once.
+// after its step, and the others go on at once. A process with FSDP_JOIN=1 that finds the ranks in
+// the directory of FSDP_RENDEZVOUS or FSDP_MEMBERS is one more rank from the next step on.
 package main
 
 import (
@@ -42,20 +43,23 @@ func main() {
 		var last fsdp.MemoryCheckpoint
 		for {
 			err := train(ctx, interrupt, g, &last, *steps)
-			if lost := new(comm.RankError); !errors.As(err, &lost) {
+			if lost := new(comm.RankError); !errors.As(err, &lost) && !errors.Is(err, errGrow) {
 				return errors.Join(err, g.Close())
 			}
 			former := g
 			if g, err = comm.Reconnect(ctx, former); err != nil {
 				return err
 			}
-			_ = former.Close() // it has failed, and says so once more
+			_ = former.Close() // if it has failed, it says so once more
 		}
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 }
+
+// errGrow ends train when processes wait to join.
+var errGrow = errors.New("processes wait to join")
 
 // train trains from the last step to the end, or until this process is interrupted.
 func train(ctx, interrupt context.Context, g comm.Group, last *fsdp.MemoryCheckpoint, steps int) error {
@@ -85,12 +89,18 @@ func train(ctx, interrupt context.Context, g comm.Group, last *fsdp.MemoryCheckp
 		if g.Rank() == 0 && opt.Steps()%20 == 0 {
 			fmt.Printf("step %d  loss %.6f\n", opt.Steps(), loss)
 		}
+		if grow, err := m.Any(ctx, comm.Joining(g) > 0); err != nil {
+			return err
+		} else if grow {
+			return errGrow
+		}
 	}
 	return nil
 }
 
-// step makes a step, and returns the loss of the last micro-batch of this rank. On three ranks,
-// only rank 0 has two: the others take part in the second one without a batch.
+// step makes a step, and returns the loss of the first micro-batch of this rank: on rank 0 it is the
+// same batch for any number of ranks. On three ranks, only rank 0 has two micro-batches: the others
+// take part in the second one without a batch.
 func step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, g comm.Group) (loss float64, err error) {
 	for first := 0; first < virtual; first += g.Size() {
 		var mine []fsdp.Tensor
@@ -98,8 +108,12 @@ func step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, g comm.Grou
 			tokens, targets := batch(opt.Steps()*virtual + v)
 			mine = []fsdp.Tensor{tokens, targets}
 		}
-		if loss, err = m.Forward(ctx, mine...); err != nil {
+		l, err := m.Forward(ctx, mine...)
+		if err != nil {
 			return 0, err
+		}
+		if first == 0 {
+			loss = l
 		}
 		if err := m.Backward(ctx); err != nil {
 			return 0, err

@@ -44,8 +44,8 @@ func build(t *testing.T) string {
 }
 
 // losses returns the losses of a run of ranks in one process.
-func losses(t *testing.T, ranks int) map[string]string {
-	alone, err := exec.CommandContext(t.Context(), os.Args[0], "-ranks", strconv.Itoa(ranks), "-steps", "60").Output()
+func losses(t *testing.T, ranks, steps int) map[string]string {
+	alone, err := exec.CommandContext(t.Context(), os.Args[0], "-ranks", strconv.Itoa(ranks), "-steps", strconv.Itoa(steps)).Output()
 	require.NoError(t, err)
 	want := make(map[string]string)
 	for line := range strings.Lines(string(alone)) {
@@ -53,7 +53,7 @@ func losses(t *testing.T, ranks int) map[string]string {
 			want[loss[1]] = loss[2]
 		}
 	}
-	require.Len(t, want, 3)
+	require.Len(t, want, steps/20)
 	return want
 }
 
@@ -81,7 +81,7 @@ func watch(t *testing.T, shown io.Reader, process *regexp.Regexp) (got map[strin
 // TestSurvive kills rank 1, and in another run rank 0: losses are the same as in a run without
 // kills.
 func TestSurvive(t *testing.T) {
-	launcher, want := build(t), losses(t, 2)
+	launcher, want := build(t), losses(t, 2, 60)
 	for victim, transport := range []string{"tcp", "shm"} {
 		var problem bytes.Buffer
 		run := exec.CommandContext(t.Context(), launcher, "-n", "2", "-replace", "1", "-transport", transport, os.Args[0], "-steps", "60")
@@ -100,7 +100,7 @@ func TestSurvive(t *testing.T) {
 
 // TestSurviveHosts kills rank 0 of four launchers, which have no directory in common.
 func TestSurviveHosts(t *testing.T) {
-	launcher, want := build(t), losses(t, 4)
+	launcher, want := build(t), losses(t, 4, 60)
 	t.Setenv("FSDP_SECRET", "known to this test only")
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -124,4 +124,44 @@ func TestSurviveHosts(t *testing.T) {
 	require.Equal(t, want, got)
 	require.Len(t, pids, 2)
 	require.NotEqual(t, pids[0], pids[1])
+}
+
+// TestSurviveGrowth starts a third process beside two ranks. It becomes rank 2, and the losses are
+// the same as without it. All three leave after the next loss.
+func TestSurviveGrowth(t *testing.T) {
+	t.Setenv(programVariable, "1")
+	dir := t.TempDir()
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	defer read.Close()
+	var ranks []*exec.Cmd
+	for _, rank := range []string{"RANK=0", "RANK=1", "FSDP_JOIN=1"} {
+		run := exec.CommandContext(t.Context(), os.Args[0], "-steps", "1000000")
+		run.Env = append(os.Environ(), "RANK=0", "WORLD_SIZE=2", "FSDP_RENDEZVOUS=file://"+dir, "FSDP_SECRET=known to this test only", rank)
+		run.Stdout, run.Stderr = write, new(bytes.Buffer)
+		require.NoError(t, run.Start())
+		ranks = append(ranks, run)
+	}
+	require.NoError(t, write.Close())
+	got, joined := make(map[string]string), regexp.MustCompile(`^rank 2 of 3 is process \d+, and continues after step [1-9]`)
+	grown, asked := false, false
+	for lines := bufio.NewScanner(read); lines.Scan(); {
+		grown = grown || joined.MatchString(lines.Text())
+		loss := lossLine.FindStringSubmatch(lines.Text())
+		if loss == nil {
+			continue
+		}
+		got[loss[1]] = loss[2]
+		if grown && !asked {
+			asked = true
+			for _, run := range ranks {
+				require.NoError(t, run.Process.Signal(syscall.SIGTERM))
+			}
+		}
+	}
+	for _, run := range ranks {
+		require.NoError(t, run.Wait(), "%v", run.Stderr)
+	}
+	require.True(t, grown)
+	require.Equal(t, losses(t, 2, 20*len(got)), got)
 }

@@ -130,6 +130,18 @@ func (n *Node) Latest() int {
 	return now.Number
 }
 
+// Joining returns how many processes wait to join, and ask this one.
+func (n *Node) Joining() (count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range n.joining {
+		if n.current.Index(m.ID) < 0 {
+			count++
+		}
+	}
+	return count
+}
+
 // Close ends the process's part. To the others it is dead.
 func (n *Node) Close() error {
 	n.mu.Lock()
