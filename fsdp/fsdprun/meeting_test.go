@@ -377,7 +377,7 @@ type actor struct {
 
 // act lets a host do something, if it is in a state to do it.
 func (a *actors) act(host, what int) {
-	h := &a.hosts[host]
+	h, over := &a.hosts[host], a.over
 	switch {
 	case !h.here:
 		if what == 1 || what == 2 {
@@ -411,7 +411,7 @@ func (a *actors) act(host, what int) {
 	case what >= 7 && h.runs != nil:
 		a.tell(host, report{Joins: &joins{Joined: true}})
 	}
-	if a.over && a.members[0] == nil { // the other hosts go on alone
+	if !over && a.over && a.members[0] == nil { // the other hosts go on alone
 		for i := range a.hosts[1:] {
 			a.hosts[i+1] = actor{}
 		}
