@@ -94,7 +94,11 @@ func (n *Node) Depart(id string) { n.life(id).end(errDeparted) }
 func Open(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, current: Membership{Number: -1}, changed: make(chan struct{}), lives: map[string]*life{}}
 	n.ctx, n.close = context.WithCancel(context.WithoutCancel(ctx))
-	server := store.Config{Secret: cfg.Secret, Log: func(err error) { cfg.Log.Warn("comm: membership", "error", err) }}
+	server := store.Config{Secret: cfg.Secret, Log: func(err error) {
+		if !errors.Is(err, io.EOF) { // else a process no longer needs an answer: there is a decision
+			cfg.Log.Warn("comm: membership", "error", err)
+		}
+	}}
 	if cfg.TLS {
 		var err error
 		if server.TLS, n.client, err = auth.TLS(); err != nil {
