@@ -32,7 +32,7 @@ func (l *launcher) attempt(s start) []ending {
 	l.watch(a)
 	defer l.unwatch(a)
 	for i := range s.Ranks {
-		if err := l.run(a, i, nil); err != nil {
+		if err := l.run(a, i, false); err != nil {
 			text := fmt.Sprintf("cannot start rank %d: %v", s.First+i, err)
 			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Tail: []string{text}})
 			l.fail(a, text)
@@ -66,9 +66,9 @@ func (l *launcher) attempt(s start) []ending {
 	return ended
 }
 
-// run starts local rank i, in the place of former if that is not nil.
-func (l *launcher) run(a *attempt, i int, former *rank) error {
-	r, err := l.launch(a, i, former)
+// run starts local rank i. If it is late, it joins the ranks that run.
+func (l *launcher) run(a *attempt, i int, late bool) error {
+	r, err := l.launch(a, i, late)
 	if err != nil {
 		return err
 	}
@@ -91,9 +91,9 @@ func (l *launcher) exited(a *attempt, r *rank) {
 	a.ended = append(a.ended, r.end)
 	switch {
 	case a.asked || !r.end.failed() || l.replaced(a, r):
-	case l.nodes > 1 && r.late && r.join != launch.Joined: // the others may be well
+	case r.late && r.join != launch.Joined: // the others may be well
 		r.end.Vain = true
-		l.screen.say("rank %d: %s; it had not joined again, the others go on without it", r.number, r.end)
+		l.screen.say("rank %d: %s; it had not joined, the others go on without it", r.number, r.end)
 	default:
 		l.fail(a, fmt.Sprintf("rank %d: %s", r.number, r.end))
 	}
@@ -120,6 +120,8 @@ func (l *launcher) obey(a *attempt, o order) {
 // interrupted handles a signal to fsdprun.
 func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 	switch {
+	case s == growSignal && l.grown(a):
+		return
 	case s == growSignal:
 	case s == noticeSignal:
 		if !a.asked {

@@ -145,7 +145,7 @@ func TestReplaceInVain(t *testing.T) {
 	for _, r := range hosts {
 		require.Zero(t, <-r.status, &r.err)
 	}
-	require.Contains(t, hosts[1].err.String(), "rank 1: exit status 3; it had not joined again, the others go on without it\n")
+	require.Contains(t, hosts[1].err.String(), "rank 1: exit status 3; it had not joined, the others go on without it\n")
 
 	failed := []*ending{{Rank: 1, Signal: syscall.SIGKILL, Early: true, Replaced: true}, {Rank: 1, Code: 3, Early: true, Vain: true}}
 	require.Equal(t, failed[1], culprit(failed), "no rank has completed the job")

@@ -53,12 +53,12 @@ func (a *attempt) looks() <-chan time.Time {
 	return a.look.C
 }
 
-// joinsName returns the value of the variable launch.Joins for a rank.
-func (a *attempt) joinsName(rank int) string {
+// joinsName returns the value of the variable launch.Joins for the next process.
+func (a *attempt) joinsName() string {
 	if a.dir == "" {
 		return ""
 	}
-	return filepath.Join(a.dir, fmt.Sprint("rank-", rank))
+	return filepath.Join(a.dir, fmt.Sprint("process-", len(a.ranks)))
 }
 
 // lookAt reads the joining progress of this host's ranks, and reports changes to the meeting.

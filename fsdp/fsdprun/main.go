@@ -119,7 +119,8 @@
 // new process, for which comm.FromEnv and comm.Run wait until then, takes the place of the lost
 // one. It gets the state from the others, see fsdp's MemoryCheckpoint. On one host the ranks meet
 // in a directory instead of at a port. When k ranks of a host have been replaced, or no rank of the
-// group is left, the next failure ends the start as usual. On several hosts, give -replace to all.
+// group is left, the next failure ends the start as usual. But a process that fails before it has
+// joined ends no other rank. On several hosts, give -replace to all.
 //
 // With -min and -max the number of ranks changes between starts. The rule:
 //
@@ -129,6 +130,9 @@
 //     A rank that exits with an error is not lost: the number stays.
 //   - SIGUSR1 requests growth: the ranks get SIGTERM, and in the next start
 //     this host has -max ranks. This is not a failure and uses up no restart.
+//     With -replace the ranks go on if they have joined. fsdprun starts the
+//     processes that this host lacks. They join when the program calls
+//     comm.Reconnect, for which it asks comm.Joining after its steps.
 //
 // # Hosts that leave or join
 //
@@ -169,8 +173,6 @@
 //   - SIGTERM to one fsdprun, host 0 included, is passed to its ranks, which close
 //     their groups after a step, and is the planned end of this host's part.
 //     SIGINT to host 0 ends the job on all hosts.
-//   - A process that fails before it has taken the place of a lost rank ends no
-//     other rank.
 //   - After a host is gone there is no restart, as its ranks may still run. A host
 //     that leaves or is gone cannot return.
 package main

@@ -29,7 +29,7 @@ type rank struct {
 	log     *os.File // nil if there is none
 
 	join   launch.Join // progress in joining
-	late   bool        // it takes the place of a rank that has failed
+	late   bool        // it joins ranks that run, such as in the place of one that has failed
 	joins  string      // the name of the files in which it records that progress
 	exited bool        // it was seen to have ended before it was asked to, and is still to be reaped
 	end    *ending     // nil until it is reaped
@@ -45,7 +45,7 @@ type ending struct {
 	Early    bool              // it ended before the ranks of its host were asked to
 	Join     launch.Join       // progress in joining
 	Replaced bool              // another process has taken its place
-	Vain     bool              // it took the place of another process, and failed before it had joined; the others go on
+	Vain     bool              // it was late, and failed before it had joined; the others go on
 	Absent   bool              // it ended well without joining, while others waited for it
 	Tail     []string          // of standard error, if it failed
 	Totals   []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
@@ -67,13 +67,10 @@ func (e *ending) status() int {
 // lost reports whether another process killed the rank.
 func (e *ending) lost() bool { return e.Signal != 0 && !e.Asked && !e.Replaced }
 
-// launch starts local rank i, in the place of former if that is not nil.
-func (l *launcher) launch(a *attempt, i int, former *rank) (*rank, error) {
-	s, late := a.start, former != nil
-	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool), late: late, joins: a.joinsName(s.First + i)}
-	if late && r.joins != "" {
-		r.joins = former.joins + "-again"
-	}
+// launch starts local rank i. If it is late, it joins the ranks that run.
+func (l *launcher) launch(a *attempt, i int, late bool) (*rank, error) {
+	s := a.start
+	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool), late: late, joins: a.joinsName()}
 	more, err := l.replaceEnviron(a, late)
 	if err != nil {
 		return nil, err

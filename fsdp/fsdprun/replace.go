@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // patienceForReplaced is how long ranks wait for a process that takes the place of a lost one,
@@ -18,17 +19,51 @@ const patienceForReplaced = "1m"
 // Another rank must have joined the group, so that the process can join it there. The ranks of
 // other hosts have, if this one has.
 func (l *launcher) replaced(a *attempt, r *rank) bool {
-	joined := func(o *rank) bool { return o.end == nil && o.join == launch.Joined }
-	if a.spares == 0 || r.join != launch.Joined && !r.late || l.nodes == 1 && !slices.ContainsFunc(a.ranks, joined) {
+	if a.spares == 0 || r.join != launch.Joined && !r.late || l.nodes == 1 && !a.joined() {
 		return false
 	}
 	a.spares--
 	l.screen.say("rank %d: %s; starting it again, the others go on", r.number, r.end)
-	if err := l.run(a, r.number-a.First, r); err != nil {
+	if err := l.run(a, r.number-a.First, true); err != nil {
 		l.screen.say("cannot start rank %d: %v", r.number, err)
 		return false
 	}
 	r.end.Replaced = true
+	return true
+}
+
+// joined reports whether a rank of this host runs that has joined the group.
+func (a *attempt) joined() bool {
+	return slices.ContainsFunc(a.ranks, func(r *rank) bool { return r.end == nil && r.join == launch.Joined })
+}
+
+// grown starts the processes that this host may have in addition, with the numbers of its ranks that
+// have ended and the numbers after its last rank. They join when the ranks that run call
+// comm.Reconnect. It reports false if no rank of this host has joined: then the meeting decides.
+func (l *launcher) grown(a *attempt) bool {
+	l.lookAt(a)
+	if l.replace == 0 || a.asked || !a.joined() {
+		return false
+	}
+	a.Size += l.max - a.Ranks
+	a.Ranks = l.max
+	var more []int
+	for i := range l.max {
+		number := a.First + i
+		if slices.ContainsFunc(a.ranks, func(r *rank) bool { return r.end == nil && r.number == number }) {
+			continue
+		}
+		if err := l.run(a, i, true); err != nil {
+			l.screen.say("cannot start rank %d: %v", number, err)
+			break
+		}
+		more = append(more, number)
+	}
+	if len(more) == 0 {
+		l.screen.say("asked to grow, but %d ranks are already running", a.running)
+	} else {
+		l.screen.say("asked to grow: starting %s, to join when the others call comm.Reconnect", text.Numbered("rank", more))
+	}
 	return true
 }
 
