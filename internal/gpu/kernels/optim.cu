@@ -15,6 +15,7 @@ struct piece {
   u64 offset;  // of the first element in the parameter
   double scale; // of the gradient of an update
   u64 copied;   // address of the copy of updated parameters in bfloat16, or 0
+  u64 value;    // key of the rounding of values in 16 bits
 };
 
 #define SPAN 16384 // elements that a block works on, at most
@@ -37,12 +38,11 @@ template <int N, class T> DEVICE pack<T, N> take(const T *p) { return *(const pa
 template <int N, class T> DEVICE void give(T *p, const pack<T, N> &v) { *(pack<T, N> *)p = v; }
 
 // over calls f(width<N>(), i) for the elements [i, i + N) of this block: for packs where the piece's vectors
-// are aligned to 16 bytes, and then for the elements that are left.
+// are aligned to 16 bytes, and its offset is a multiple of a pack, and then for the elements that are left.
 // UNROLL keeps the registers of each kernel without spills.
-template <class T, int UNROLL = 2, class F> DEVICE void over(const piece *a, F f) {
-  constexpr int V = PACK<T>;
+template <class T, int UNROLL = 2, int V = PACK<T>, class F> DEVICE void over(const piece *a, F f) {
   u64 first = (u64)(blockIdx.x - a->block) * SPAN, last = a->n < first + SPAN ? a->n : first + SPAN;
-  if (V > 1 && (a->vec[0] | a->vec[1] | a->vec[2] | a->vec[3]) % 16 == 0) {
+  if (V > 1 && (a->vec[0] | a->vec[1] | a->vec[2] | a->vec[3]) % 16 == 0 && a->offset % V == 0) {
     u64 whole = last - (last - first) % V;
 #pragma unroll UNROLL
     for (u64 i = first + threadIdx.x * V; i < whole; i += blockDim.x * V) f(width<V>(), i);
@@ -154,12 +154,13 @@ template <class T> DEVICE void sgd(const piece *list, u32 count) {
 // vec: x; c: what it is multiplied by.
 template <class T> DEVICE void scale(const piece *list, u32 count) {
   const piece *a = mine(list, count);
-  T *x = (T *)a->vec[0], c = (T)a->c[0];
+  T *x = (T *)a->vec[0];
+  W<T> c = (W<T>)a->c[0];
   over<T>(a, [&](auto n, u64 i) {
     constexpr int N = decltype(n)::of;
     auto v = take<N>(x + i);
 #pragma unroll
-    for (int k = 0; k < N; k++) v.v[k] = times(c, v.v[k]);
+    for (int k = 0; k < N; k++) narrow(v.v[k], times(c, wide(v.v[k])));
     give<N>(x + i, v);
   });
 }
@@ -167,8 +168,9 @@ template <class T> DEVICE void scale(const piece *list, u32 count) {
 // vec: x; c: what it becomes.
 template <class T> DEVICE void fill(const piece *list, u32 count) {
   const piece *a = mine(list, count);
-  T *x = (T *)a->vec[0], c = (T)a->c[0];
-  EACH("unroll 4") x[i] = c;
+  T *x = (T *)a->vec[0];
+  W<T> c = (W<T>)a->c[0];
+  EACH("unroll 4") narrow(x[i], c);
 }
 
 // magnitude returns the bits of |x|, which order like the numbers, and NaN above all.
@@ -193,13 +195,13 @@ template <class T> DEVICE T warp_largest(T x) {
 template <class T> DEVICE void largest(const piece *list, u32 count, u64 *results) {
   const piece *a = mine(list, count);
   const T *x = (const T *)a->vec[0];
-  decltype(magnitude(T())) most = 0;
+  decltype(magnitude(W<T>())) most = 0;
   over<T>(a, [&](auto n, u64 i) {
     constexpr int N = decltype(n)::of;
     auto v = take<N>(x + i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
-      auto m = magnitude(v.v[k]);
+      auto m = magnitude(wide(v.v[k]));
       most = most > m ? most : m;
     }
   });
@@ -225,7 +227,7 @@ template <class T> DEVICE void squares(const piece *list, u32 count, u64 *result
     auto v = take<N>(x + i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
-      double s = __dmul_rn((double)v.v[k], c), t = __fma_rn(s, s, on_hi);
+      double s = __dmul_rn((double)wide(v.v[k]), c), t = __fma_rn(s, s, on_hi);
       hi += __double_as_longlong(t) - __double_as_longlong(on_hi);
       lo += __double_as_longlong(__fma_rn(s, s, (on_hi + on_lo) - t)) - __double_as_longlong(on_lo);
     }
@@ -245,15 +247,17 @@ template <class T> DEVICE void squares(const piece *list, u32 count, u64 *result
   atomicAdd(results + 4 * (a - list) + threadIdx.x, sum);
 }
 
-#define OPTIM(T, E) \
+#define UPDATES(T, E) \
   KERNEL optim_adam_##T(const piece *list, u32 count) { adam<E>(list, count); } \
-  KERNEL optim_sgd_##T(const piece *list, u32 count) { sgd<E>(list, count); } \
+  KERNEL optim_sgd_##T(const piece *list, u32 count) { sgd<E>(list, count); }
+#define OPTIM(T, E) \
   KERNEL optim_scale_##T(const piece *list, u32 count) { scale<E>(list, count); } \
   KERNEL optim_fill_##T(const piece *list, u32 count) { fill<E>(list, count); } \
   KERNEL optim_largest_##T(const piece *list, u32 count, u64 *results) { largest<E>(list, count, results); } \
   KERNEL optim_squares_##T(const piece *list, u32 count, u64 *results) { squares<E>(list, count, results); }
-OPTIM(f32, float)
-OPTIM(f64, double)
+UPDATES(f32, float)
+UPDATES(f64, double)
+TYPES(OPTIM)
 
 // Numbers in 8 bits are those of package vec. Its lists of 256 are here: the values by code, ascending,
 // and the smallest number that each code is the nearest to.
@@ -322,8 +326,15 @@ struct rounding {
   u64 seed, high, keys;
   __device__ __forceinline__ rounding(u64 seed, u64 at) : seed(seed), high(at >> 32) { keys = mix64(seed ^ mix64(high)); }
   __device__ __forceinline__ bf16 round(float x, u64 at) {
+    seek(at);
+    return rounded(x, (u32)at);
+  }
+  // seek makes the keys fit element at. rounded uses them for elements with the same upper half.
+  __device__ __forceinline__ void seek(u64 at) {
     if (at >> 32 != high) *this = rounding(seed, at);
-    u32 h = (u32)at + (u32)keys, b = __float_as_uint(x);
+  }
+  __device__ __forceinline__ bf16 rounded(float x, u32 at) const {
+    u32 h = at + (u32)keys, b = __float_as_uint(x);
     h = ((h ^ h >> 16) * 0x7FEB352Du) ^ (u32)(keys >> 32);
     h = (h ^ h >> 15) * 0x846CA68Bu;
     h ^= h >> 16;
@@ -363,4 +374,103 @@ KERNEL optim_sgd16_f32(const piece *list, u32 count) {
     p[i] = x, b[i] = momentum.round(y, a->offset + i);
     copy.give<1>(i, {x});
   }
+}
+
+// State of an update with values in 16 bits is float, or bf16 that is rounded at random.
+struct exact {
+  __device__ __forceinline__ exact(u64, u64) {}
+  __device__ __forceinline__ void seek(u64) {}
+  __device__ __forceinline__ float rounded(float x, u32) const { return x; }
+};
+template <class E> struct rounding_of { typedef exact type; };
+template <> struct rounding_of<bf16> { typedef rounding type; };
+template <class E> using rounds = typename rounding_of<E>::type;
+
+// scaled_gradient returns c·g, rounded to the nearest as if it had been stored.
+DEVICE float scaled_gradient(bf16 g, float c) {
+  bf16 r;
+  narrow(r, times(c, wide(g)));
+  return wide(r);
+}
+
+// WIDTH is the number of elements in a pack of state E and of values in 16 bits.
+template <class E> constexpr int WIDTH = 16 / sizeof(E);
+
+// vec: p, g, m, v, of which p and g have 16 bits.
+template <class E> DEVICE void adam_of_16(const piece *list, u32 count) {
+  const piece *a = mine(list, count);
+  bf16 *__restrict__ p = (bf16 *)a->vec[0];
+  const bf16 *__restrict__ g = (const bf16 *)a->vec[1];
+  E *__restrict__ m = (E *)a->vec[2], *__restrict__ v = (E *)a->vec[3];
+  adam_step<float> c(a);
+  float scale = c.scale;
+  c.scale = 1;
+  rounding value(a->value, a->offset);
+  rounds<E> first_moment(a->key, a->offset), second_moment(a->key + 1, a->offset);
+  over<bf16, 1, WIDTH<E>>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto x = take<N>(p + i), d = take<N>(g + i);
+    auto y = take<N>(m + i), z = take<N>(v + i);
+    u64 at = a->offset + i;
+    value.seek(at), first_moment.seek(at), second_moment.seek(at);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      float xw = wide(x.v[k]), yw = wide(y.v[k]), zw = wide(z.v[k]);
+      c.update(xw, scaled_gradient(d.v[k], scale), yw, zw);
+      u32 low = (u32)at + k;
+      x.v[k] = value.rounded(xw, low), y.v[k] = first_moment.rounded(yw, low), z.v[k] = second_moment.rounded(zw, low);
+    }
+    give<N>(p + i, x), give<N>(m + i, y), give<N>(v + i, z);
+  });
+}
+
+// vec: p, g, b, of which p and g have 16 bits; c: as of sgd.
+template <class E> DEVICE void sgd_of_16(const piece *list, u32 count) {
+  const piece *a = mine(list, count);
+  bf16 *__restrict__ p = (bf16 *)a->vec[0];
+  const bf16 *__restrict__ g = (const bf16 *)a->vec[1];
+  E *__restrict__ b = (E *)a->vec[2];
+  const bool with_momentum = sizeof(E) == 2 || b;
+  sgd_step<float> c(a);
+  float scale = c.scale;
+  c.scale = 1;
+  rounding value(a->value, a->offset);
+  rounds<E> momentum(a->key, a->offset);
+  over<bf16, 1, WIDTH<E>>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto x = take<N>(p + i), d = take<N>(g + i);
+    pack<E, N> y;
+    if (with_momentum) y = take<N>(b + i);
+    u64 at = a->offset + i;
+    value.seek(at), momentum.seek(at);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      float xw = wide(x.v[k]), grad = scaled_gradient(d.v[k], scale);
+      u32 low = (u32)at + k;
+      if (with_momentum) {
+        float yw = wide(y.v[k]);
+        c.update(xw, grad, yw);
+        y.v[k] = momentum.rounded(yw, low);
+      } else {
+        xw = fused(-c.gradient(xw, grad), c.rate, xw);
+      }
+      x.v[k] = value.rounded(xw, low);
+    }
+    give<N>(p + i, x);
+    if (with_momentum) give<N>(b + i, y);
+  });
+}
+
+KERNEL optim_adam_bf16(const piece *list, u32 count) { adam_of_16<float>(list, count); }
+KERNEL optim_adam16_bf16(const piece *list, u32 count) { adam_of_16<bf16>(list, count); }
+KERNEL optim_sgd_bf16(const piece *list, u32 count) { sgd_of_16<float>(list, count); }
+KERNEL optim_sgd16_bf16(const piece *list, u32 count) { sgd_of_16<bf16>(list, count); }
+
+// The update of averages, which are float, by values in 16 bits. vec: p, g; c: as of sgd.
+KERNEL optim_average_f32(const piece *list, u32 count) {
+  const piece *a = mine(list, count);
+  float *__restrict__ p = (float *)a->vec[0];
+  const bf16 *__restrict__ g = (const bf16 *)a->vec[1];
+  sgd_step<float> c(a);
+  EACH("unroll 4") p[i] = fused(-c.gradient(p[i], wide(g[i])), c.rate, p[i]);
 }

@@ -24,7 +24,7 @@ func (v vector) number(x float64) uint64 {
 
 // muon launches a kernel with a thread for each element of v. The lock is held.
 func (v vector) muon(name string, args ...uint64) error {
-	return v.d.fail(v.d.launch(v.d.work, "muon_"+name+[]string{"_f32", "_f64"}[v.float64s()], v.Len(), args...))
+	return v.d.fail(v.d.launch(v.d.work, "muon_"+name+suffixes[v.dtype()], v.Len(), args...))
 }
 
 // mix sets y to a·v + b·y.
@@ -107,7 +107,7 @@ func (v vector) copyTo(to vector) error {
 
 // normalize divides v by its norm, or by eps if that is larger. Room is for sums.
 func (v vector) normalize(room vector, eps float64) error {
-	f, err := v.d.engine.Function("muon_squares" + []string{"_f32", "_f64"}[v.float64s()])
+	f, err := v.d.engine.Function("muon_squares" + suffixes[v.dtype()])
 	if err == nil {
 		err = f.LaunchArgs(v.d.work, [3]int{squareBlocks, 1, 1}, [3]int{256, 1, 1}, 0, []uint64{uint64(room.addr()), uint64(v.addr()), uint64(v.Len())})
 	}

@@ -55,16 +55,22 @@ func (d *Device) take(s *staging) (*nccl.HostMemory, *nccl.Event, error) {
 // upload copies from to the device, in the order of work. The caller may change from after the
 // return.
 func (d *Device) upload(to uintptr, from []byte) error {
-	for len(from) > 0 {
+	return d.send(to, len(from), func(part []byte, at int) { copy(part, from[at:]) })
+}
+
+// send copies n bytes to the device, in the order of work. put writes the bytes from at on to part.
+func (d *Device) send(to uintptr, n int, put func(part []byte, at int)) error {
+	for at := 0; at < n; {
 		h, done, err := d.take(&d.stage)
 		if err != nil {
 			return err
 		}
-		n := copy(h.Bytes(), from)
-		if err := errors.Join(d.work.CopyToDevice(to, h, 0, n), done.Record(d.work)); err != nil {
+		part := h.Bytes()[:min(h.Len(), n-at)]
+		put(part, at)
+		if err := errors.Join(d.work.CopyToDevice(to+uintptr(at), h, 0, len(part)), done.Record(d.work)); err != nil {
 			return d.fail(err)
 		}
-		to, from = to+uintptr(n), from[n:]
+		at += len(part)
 	}
 	return nil
 }

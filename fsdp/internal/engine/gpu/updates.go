@@ -4,6 +4,7 @@ import (
 	"errors"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/nccl"
 )
@@ -21,13 +22,23 @@ const (
 	fillKernel
 	largestKernel
 	squaresKernel
+	averageKernel
 	kernels
 )
 
-var kernelNames = [kernels]string{"adam", "adam8", "adam16", "sgd", "sgd16", "scale", "fill", "largest", "squares"}
+var kernelNames = [kernels]string{"adam", "adam8", "adam16", "sgd", "sgd16", "scale", "fill", "largest", "squares", "average"}
 
-// narrow reports whether the kernel is for state of fewer bits, which only float32 has.
-func (k kernel) narrow() bool { return k == adam8Kernel || k == adam16Kernel || k == sgd16Kernel }
+// has reports whether there is the kernel for values of type t. State of fewer bits, and averages of
+// values in 16 bits, are not for all types.
+func (k kernel) has(t comm.DType) bool {
+	switch k {
+	case adam8Kernel, averageKernel:
+		return t == comm.Float32
+	case adam16Kernel, sgd16Kernel:
+		return t != comm.Float64
+	}
+	return true
+}
 
 // updates reports whether the kernel updates parameters by gradients, its second vectors.
 func (k kernel) updates() bool { return k <= sgd16Kernel }
@@ -46,6 +57,7 @@ type piece struct {
 	offset uint64     // of the first element in the parameter
 	scale  float64    // of the gradient of an update
 	copied uint64     // address of the copy of updated parameters in bfloat16, or 0
+	value  uint64     // key of the rounding of values in 16 bits
 }
 
 const (
@@ -62,7 +74,7 @@ const (
 // behind all vectors of the same memory in the list. An optimizer visits parameters in memory
 // order, so each of its steps is one list.
 type updates struct {
-	functions [kernels][2]*nccl.Function // for float32 and float64
+	functions [kernels][len(suffixes)]*nccl.Function // by the type of values
 	swap      *nccl.Function
 	memory    *nccl.Memory // of the device: a list, results, and the code tables of 8-bit state
 	stage     staging      // of lists
@@ -88,11 +100,11 @@ type mark struct {
 func (d *Device) newUpdates() (err error) {
 	u := &d.updates
 	for k, name := range kernelNames {
-		for i, t := range []string{"_f32", "_f64"} {
-			if i > 0 && kernel(k).narrow() {
+		for _, t := range []comm.DType{comm.Float32, comm.Float64, comm.BFloat16} {
+			if !kernel(k).has(t) {
 				continue
 			}
-			if u.functions[k][i], err = d.engine.Function("optim_" + name + t); err != nil {
+			if u.functions[k][t], err = d.engine.Function("optim_" + name + suffixes[t]); err != nil {
 				return err
 			}
 		}
@@ -149,7 +161,7 @@ func (d *Device) add(k kernel, p piece, vs ...vector) error {
 		}
 	}
 	u := &d.updates
-	f := u.functions[k][vs[0].float64s()]
+	f := u.functions[k][vs[0].dtype()]
 	if u.function != nil && (u.function != f || u.n == maxPieces || !u.fits(vs)) {
 		if err := d.flush(); err != nil {
 			return err

@@ -2,8 +2,10 @@ package gpu
 
 import (
 	"fmt"
-	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
@@ -11,7 +13,8 @@ import (
 )
 
 // A vector implements optimvec.Adam8Vec and optimvec.BFloat16Vec with elements [from, to) of a
-// block. Equal vectors are the same elements.
+// block. Equal vectors are the same elements. Elements of 2 bytes are bfloat16: see
+// optimvec.Is16.
 type vector struct {
 	d        *Device
 	b        *block
@@ -33,8 +36,13 @@ func (v vector) Len() int { return v.to - v.from }
 // Float64 implements optim.Vec.
 func (v vector) Float64() bool { return v.size == 8 }
 
-// float64s returns 1 for float64 and 0 for float32, as an index.
-func (v vector) float64s() int { return v.size/4 - 1 }
+// Bits returns the number of bits of an element.
+func (v vector) Bits() int { return 8 * v.size }
+
+// dtype returns the type of the elements.
+func (v vector) dtype() comm.DType {
+	return [...]comm.DType{2: comm.BFloat16, 4: comm.Float32, 8: comm.Float64}[v.size]
+}
 
 // addr returns the address of the elements.
 func (v vector) addr() uintptr { return v.b.Addr() + uintptr(v.from*v.size) }
@@ -80,6 +88,9 @@ func (v vector) move(h optim.Host, read bool) error {
 	if err != nil {
 		return err
 	}
+	if v.size == 2 {
+		return v.access(!read, func() error { return v.move16(h.F32, read) })
+	}
 	return v.access(!read, func() error {
 		to, from := v.pinned(), b
 		switch {
@@ -96,6 +107,31 @@ func (v vector) move(h optim.Host, read bool) error {
 		copy(to, from)
 		return nil
 	})
+}
+
+// move16 copies bfloat16 to x, widened, or from x, rounded to the nearest. All earlier updates are
+// launched.
+func (v vector) move16(x []float32, read bool) error {
+	if v.b.pinned == nil && !read {
+		return v.d.send(v.addr(), v.Len()*v.size, func(part []byte, at int) {
+			half.Narrow(exec.Data[half.BFloat16](part), x[at/v.size:])
+		})
+	}
+	low := exec.Data[half.BFloat16](v.pinned())
+	if v.b.pinned == nil {
+		low = vec.Halves(x, 2*len(x))[len(x):] // and then x is widened in place
+		if err := v.d.download(exec.Bytes(low), v.addr()); err != nil {
+			return err
+		}
+	} else if err := v.d.wait(v.d.work); err != nil {
+		return err
+	}
+	if read {
+		half.Widen(x, low)
+	} else {
+		half.Narrow(low, x)
+	}
+	return nil
 }
 
 // pinned returns the bytes of v if they are host memory.
@@ -126,14 +162,14 @@ func (v vector) access(write bool, f func() error) error {
 
 // like returns the bytes of h. It fails unless h has the length and type of v.
 func (v vector) like(h optim.Host) ([]byte, error) {
-	p, n := unsafe.Pointer(unsafe.SliceData(h.F32)), len(h.F32)
+	b, n := exec.Bytes(h.F32), len(h.F32)
 	if v.Float64() {
-		p, n = unsafe.Pointer(unsafe.SliceData(h.F64)), len(h.F64)
+		b, n = exec.Bytes(h.F64), len(h.F64)
 	}
 	if n != v.Len() || n != h.Len() {
 		return nil, fmt.Errorf("gpu: copy between a vector of %d elements of %d bytes and a slice of %d float32 or %d float64: lengths and types must be equal", v.Len(), v.size, len(h.F32), len(h.F64))
 	}
-	return unsafe.Slice((*byte)(p), n*v.size), nil
+	return b, nil
 }
 
 // Swap exchanges the elements with the elements of another vector of d. It does not wait.
@@ -169,7 +205,7 @@ func (v vector) update(k kernel, p piece, others ...optim.Vec) error {
 
 // Adam implements optimvec.AdamVec.
 func (v vector) Adam(g, first, second optim.Vec, s optimvec.AdamStep) error {
-	return v.update(adamKernel, piece{c: adamNumbers(&s)}, g, first, second)
+	return v.update(adamKernel, piece{c: adamNumbers(&s), offset: uint64(s.Round.Offset), value: s.Round.Key}, g, first, second)
 }
 
 // Adam8 implements optimvec.Adam8Vec.
@@ -179,7 +215,7 @@ func (v vector) Adam8(g, first, second optim.Vec, offset int, s optimvec.AdamSte
 
 // Adam16 implements optimvec.BFloat16Vec.
 func (v vector) Adam16(g, first, second optim.Vec, r optimvec.Rounding, s optimvec.AdamStep) error {
-	return v.update(adam16Kernel, piece{c: adamNumbers(&s), key: r.Key, offset: uint64(r.Offset)}, g, first, second)
+	return v.update(adam16Kernel, piece{c: adamNumbers(&s), key: r.Key, offset: uint64(r.Offset), value: s.Round.Key}, g, first, second)
 }
 
 // adamNumbers returns a step in the form of the kernels and of package vec.
@@ -195,8 +231,11 @@ func adamNumbers(s *optimvec.AdamStep) [9]float64 {
 
 // SGD implements optimvec.SGDVec.
 func (v vector) SGD(g, b optim.Vec, s optimvec.SGDStep) error {
-	p := piece{c: sgdNumbers(&s)}
-	if s.Momentum == 0 {
+	p := piece{c: sgdNumbers(&s), offset: uint64(s.Round.Offset), value: s.Round.Key}
+	switch {
+	case g.(vector).size < v.size: // an average follows values
+		return v.update(averageKernel, p, g)
+	case s.Momentum == 0:
 		return v.update(sgdKernel, p, g)
 	}
 	return v.update(sgdKernel, p, g, b)
@@ -204,7 +243,7 @@ func (v vector) SGD(g, b optim.Vec, s optimvec.SGDStep) error {
 
 // SGD16 implements optimvec.BFloat16Vec.
 func (v vector) SGD16(g, b optim.Vec, r optimvec.Rounding, s optimvec.SGDStep) error {
-	return v.update(sgd16Kernel, piece{c: sgdNumbers(&s), key: r.Key, offset: uint64(r.Offset)}, g, b)
+	return v.update(sgd16Kernel, piece{c: sgdNumbers(&s), key: r.Key, offset: uint64(r.Offset), value: s.Round.Key}, g, b)
 }
 
 // sgdNumbers returns a step in the form of the kernels.

@@ -11,9 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/blaslt"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
@@ -24,22 +26,26 @@ import (
 // room returns vectors of d, whose memory is freed at the end of the test.
 func room(t testing.TB, d *Device) func(n int, float64s bool) optim.Vec {
 	return func(n int, float64s bool) optim.Vec {
-		size := 4
 		if float64s {
-			size = 8
+			return elements(t, d, n, 8)
 		}
-		alloc := d.alloc
-		if d.o.Offload {
-			alloc = d.allocPinned
-		}
-		b, err := alloc(n*size, arena.State)
-		require.NoError(t, err)
-		t.Cleanup(func() {
-			require.NoError(t, d.wait(d.work))
-			require.NoError(t, d.free(b))
-		})
-		return d.vector(b, size)
+		return elements(t, d, n, 4)
 	}
+}
+
+// elements returns n elements of some bytes, whose memory is freed at the end of the test.
+func elements(t testing.TB, d *Device, n, size int) optim.Vec {
+	alloc := d.alloc
+	if d.o.Offload {
+		alloc = d.allocPinned
+	}
+	b, err := alloc(n*size, arena.State)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, d.wait(d.work))
+		require.NoError(t, d.free(b))
+	})
+	return d.vector(b, size)
 }
 
 func TestContract(t *testing.T) {
@@ -108,6 +114,26 @@ func same(t require.TestingT, want optim.Host, v optim.Vec) {
 	}
 }
 
+// in16 returns the vectors of both sides with values and gradients in bfloat16.
+func (m *model) in16(t testing.TB, d *Device) (near, far [4]optim.Vec) {
+	for i, h := range m.host {
+		near[i], far[i] = h, m.vecs[i]
+		if i < 2 {
+			near[i], far[i] = optimvec.NewHost16(make([]half.BFloat16, h.Len())), elements(t, d, h.Len(), 2)
+			require.NoError(t, near[i].Write(h))
+			require.NoError(t, far[i].Write(h))
+		}
+	}
+	return near, far
+}
+
+// read returns the elements of a vector of float32, which may store bfloat16.
+func read(t require.TestingT, v optim.Vec) optim.Host {
+	h := optim.Host{F32: make([]float32, v.Len())}
+	require.NoError(t, v.Read(h))
+	return h
+}
+
 // apply does a random operation on elements [from, to) of one side. All random numbers come from
 // rng.
 func apply(t rapid.TB, d *Device, vs [4]optim.Vec, from, to int, rng *rand.Rand) {
@@ -118,23 +144,33 @@ func apply(t rapid.TB, d *Device, vs [4]optim.Vec, from, to int, rng *rand.Rand)
 	case 1, 2:
 		s := optimvec.AdamStep{
 			LR: rng.Float64(), WeightDecay: rng.Float64(), Beta1: rng.Float64(), Beta2: rng.Float64(), Eps: 1e-8,
-			BiasCorrection1: 0.5, BiasCorrection2Sqrt: 0.1, Decoupled: rng.IntN(2) == 0,
+			BiasCorrection1: 0.5, BiasCorrection2Sqrt: 0.1, Decoupled: rng.IntN(2) == 0, Round: rounding(rng),
 		}
 		require.NoError(t, p.(optimvec.AdamVec).Adam(g, m, v, s))
 	case 3:
-		s := optimvec.SGDStep{LR: rng.Float64(), Momentum: rng.Float64(), Nesterov: rng.IntN(2) == 0, First: rng.IntN(2) == 0}
+		s := optimvec.SGDStep{LR: rng.Float64(), Momentum: rng.Float64(), Nesterov: rng.IntN(2) == 0, First: rng.IntN(2) == 0, Round: rounding(rng)}
 		require.NoError(t, p.(optimvec.SGDVec).SGD(g, m, s))
 	case 4:
-		require.NoError(t, p.(optimvec.SGDVec).SGD(g, nil, optimvec.SGDStep{LR: -rng.Float64(), WeightDecay: -1}))
+		require.NoError(t, p.(optimvec.SGDVec).SGD(g, nil, optimvec.SGDStep{LR: -rng.Float64(), WeightDecay: -1, Round: rounding(rng)}))
 	case 5:
 		c := rng.NormFloat64()
-		if h, ok := g.(optim.Host); ok {
+		switch h := g.(type) {
+		case optim.Host:
 			vec.Scale(h.F32, float32(c))
 			vec.Scale(h.F64, c)
-			return
+		case optimvec.Host16:
+			wide := read(t, h)
+			vec.Scale(wide.F32, float32(c))
+			require.NoError(t, h.Write(wide))
+		default:
+			require.NoError(t, d.Scale([]optim.Vec{g}, c))
 		}
-		require.NoError(t, d.Scale([]optim.Vec{g}, c))
 	}
+}
+
+// rounding returns a random Rounding, some of which begin a few elements before 2^32.
+func rounding(rng *rand.Rand) optimvec.Rounding {
+	return optimvec.Rounding{Key: rng.Uint64(), Offset: rng.IntN(2)*(1<<32-20) + rng.IntN(20)}
 }
 
 // TestUpdates applies random operations to random pieces: in ascending order, which one launch
@@ -164,6 +200,89 @@ func TestUpdates(t *testing.T) {
 			}
 			m.same(rt)
 		})
+	}
+}
+
+// TestUpdatesIn16Bits: updates of values and gradients in bfloat16, with state of 32 and of 16 bits,
+// and of averages of such values, have the bits of the host, also if a factor of the gradients is
+// deferred. So do the norms of such vectors.
+func TestUpdatesIn16Bits(t *testing.T) {
+	cuda := double(t)
+	devices := []*Device{open(t, Options{staging: 4096}), open(t, Options{Offload: true})}
+	host, err := engine.NewHost(engine.HostOptions{Threads: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, host.Close()) }()
+	for _, checks := range []gpudouble.Check{gpudouble.Races | gpudouble.Unset, gpudouble.Reverse} {
+		cuda.Checks(t, checks)
+		rapid.Check(t, func(rt *rapid.T) {
+			d := rapid.SampledFrom(devices).Draw(rt, "device")
+			n := rapid.IntRange(1, 600).Draw(rt, "elements")
+			if rapid.IntRange(0, 20).Draw(rt, "large") == 20 {
+				n += span
+			}
+			rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
+			m := newModel(rt, room(t, d), n, false, rng)
+			near, far := m.in16(t, d)
+			if rapid.Bool().Draw(rt, "gradients as a shard") {
+				far[1].(vector).b.gradient = 2
+			}
+			for range rapid.IntRange(1, 8).Draw(rt, "operations") {
+				from, to := 0, n
+				if rng.IntN(2) == 0 {
+					from = rng.IntN(n)
+					to = from + rng.IntN(n-from)
+				}
+				seed := rng.Uint64()
+				for _, side := range [][4]optim.Vec{near, far} {
+					rng := rand.New(rand.NewPCG(seed, 1))
+					if rng.IntN(2) == 0 {
+						applyIn16(rt, side, rng)
+					} else {
+						apply(rt, d, side, from, to, rng)
+					}
+				}
+			}
+			for i, v := range near {
+				same(rt, read(rt, v), far[i])
+			}
+			most, err := d.MaxAbs(far[:])
+			require.NoError(rt, err)
+			want, err := host.MaxAbs(near[:])
+			require.NoError(rt, err)
+			require.Equal(rt, want, most)
+			squares, err := d.Squares(far[:], most)
+			require.NoError(rt, err)
+			wantSquares, err := host.Squares(near[:], most)
+			require.NoError(rt, err)
+			require.Equal(rt, wantSquares, squares)
+		})
+	}
+}
+
+// applyIn16 does a random update with state in 16 bits, which is in the first half of vectors of
+// float32, or moves the state, as an average, towards the values.
+func applyIn16(t rapid.TB, vs [4]optim.Vec, rng *rand.Rand) {
+	p, g, words := vs[0], vs[1], vec.Words16(vs[0].Len())
+	m, v := vs[2].Slice(0, words), vs[3].Slice(0, words)
+	state := optim.Host{F32: make([]float32, words)}
+	for i := range state.F32 { // two numbers that are positive and finite
+		state.F32[i] = math.Float32frombits(rng.Uint32() & 0x3fff3fff)
+	}
+	switch rng.IntN(4) {
+	case 0, 1:
+		require.NoError(t, m.Write(state))
+		require.NoError(t, v.Write(state))
+		require.NoError(t, p.(optimvec.BFloat16Vec).Adam16(g, m, v, rounding(rng), optimvec.AdamStep{
+			LR: rng.Float64(), WeightDecay: rng.Float64(), Beta1: rng.Float64(), Beta2: rng.Float64(), Eps: 1e-8,
+			BiasCorrection1: 0.5, BiasCorrection2Sqrt: 0.1, Decoupled: rng.IntN(2) == 0, Round: rounding(rng),
+		}))
+	case 2:
+		require.NoError(t, m.Write(state))
+		require.NoError(t, p.(optimvec.BFloat16Vec).SGD16(g, m, rounding(rng), optimvec.SGDStep{
+			LR: rng.Float64(), Momentum: rng.Float64(), Nesterov: rng.IntN(2) == 0, First: rng.IntN(2) == 0, Round: rounding(rng),
+		}))
+	case 3:
+		require.NoError(t, vs[2].(optimvec.SGDVec).SGD(p, nil, optimvec.SGDStep{LR: -rng.Float64(), WeightDecay: -1}))
 	}
 }
 
