@@ -380,8 +380,6 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
 		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
-	case c.Device != nil && c.Precision.Master == BFloat16:
-		return c, errors.New("Config.Precision.Master is bfloat16, but Config.Device does not yet update parameters in it: want Float32, and for less memory a state of 16 or 8 bits")
 	case c.Device != nil && c.Threads > 1:
 		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes: set only one of them", c.Threads)
 	case c.Device != nil && c.Offload.Dir != "":

@@ -204,7 +204,7 @@ func ExamplePlanner_Fits() {
 	// half the batch saves 16.9 GB
 	// training on 16 ranks saves 13.1 GB
 	// optim.AdamW{Bits: 8} (rounds differently) saves 9.8 GB
-	// Precision.Master: BFloat16 (rounds parameters and gradients; not on a GPU) saves 6.6 GB
+	// Precision.Master: BFloat16 (rounds parameters and gradients) saves 6.6 GB
 	// Precision.Reduce: BFloat16 (rounds gradients) saves 1.0 GB
 	// Prefetch: NoPrefetch saves 496.7 MB
 }

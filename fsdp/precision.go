@@ -66,8 +66,7 @@ type Precision struct {
 	// parameters, Backward when it adds to gradients that are there, and ClipGradNorm. So if a step
 	// has many Backwards, reduce once, inside NoSync or with Config.VirtualRanks: these sums are in
 	// Float32. StateDict, checkpoints and files hold Float32 as before. Parameters that come from a
-	// training with this type load into it again with the same bits. Not with Gather Int8, and not yet
-	// with Config.Device.
+	// training with this type load into it again with the same bits. Not with Gather Int8.
 	Master DType
 	// TypesOf, if set, decides for each parameter that is not Full: it returns replacements for
 	// Gather and Reduce, with the same choices and zero values. So embeddings may travel in the

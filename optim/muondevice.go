@@ -13,7 +13,7 @@ func muonVecs(params []Param) []vec.MuonVec {
 	for i, p := range params {
 		if _, host := p.withVecs().Value.(vec.Addressable); host && lenOf(p.Value) == 0 {
 			continue
-		} else if v, ok := p.Value.(vec.MuonVec); !host && ok {
+		} else if v, ok := p.Value.(vec.MuonVec); !host && ok && !vec.Is16(p.Value) {
 			values[i], found = v, true
 		} else {
 			return nil

@@ -52,7 +52,7 @@ func (o *flags) define(f *flag.FlagSet) {
 	f.IntVar(&o.seq, "seq", 0, "`tokens` of a sequence (default: the model's usual training length)")
 	f.IntVar(&o.batch, "batch", 4, "`samples` per GPU and step; micro-batches of 1, 2, 4, … that divide it are tried")
 	f.IntVar(&o.threads, "threads", 1, "`cores` of each rank, for a cluster whose devices are cores")
-	f.StringVar(&o.precision, "precision", "bf16", "bf16, bf16-reduce (gradients are reduced in bf16, too), bf16-all (parameters and gradients are kept in bf16, too; not yet supported on GPUs) or fp32")
+	f.StringVar(&o.precision, "precision", "bf16", "bf16, bf16-reduce (gradients are reduced in bf16, too), bf16-all (parameters and gradients are kept in bf16, too) or fp32")
 	f.StringVar(&o.optimizer, "optimizer", "adamw", "adamw, 8bit or 16bit (AdamW with state in 8 or 16 bits), or sgd (without momentum)")
 	f.StringVar(&o.memory, "memory", "", "`bytes` of a GPU in place of the cluster's, such as 40GB or 64GiB")
 	f.IntVar(&o.top, "top", 3, "`rows` for each number of GPUs")

@@ -13,7 +13,7 @@
 //	-batch N -seq N     samples of a GPU in a step, and tokens of a sample
 //	-threads N          cores of a rank, where cores compute
 //	-precision NAME     bf16, bf16-reduce (gradients are reduced in bf16, too), fp32, or bf16-all
-//	                    (parameters and gradients are kept in bf16, too; not yet on GPUs)
+//	                    (parameters and gradients are kept in bf16, too)
 //	-optimizer NAME     adamw, 8bit, 16bit or sgd
 //	-memory SIZE        of a GPU, in place of the cluster's
 //	-top N              rows for each number of GPUs

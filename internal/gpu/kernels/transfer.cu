@@ -45,6 +45,15 @@ DEVICE double sum(double a, double c, double x) { return __dadd_rn(a, __dmul_rn(
 TYPES(DRAIN)
 DRAIN(f16, f16)
 
+// The same for a gradient in 16 bits, rounded to the nearest.
+#define DRAIN16(T, E) \
+  KERNEL transfer_drain16_##T(bf16 *grad, const E *x, u64 n, float c, int store) { \
+    INDEX(n); \
+    narrow(grad[i], sum(store ? 0.f : wide(grad[i]), c, wide(x[i]))); \
+  }
+DRAIN16(f32, float)
+DRAIN16(bf16, bf16)
+
 // x = c·x, rounded to a narrower type on the way.
 #define ROUNDED(T, E) \
   KERNEL transfer_round_##T(float *x, u64 n, float c) { \

@@ -236,21 +236,25 @@ func TestGPUCopies(t *testing.T) {
 }
 
 // TestGPUCopiesPlan: plans count copies as shards, and a pass that keeps parameters needs no memory
-// for them. Several ranks that each have all parameters have copies, too.
+// for them. Several ranks that each have all parameters have copies, too. A shard in bfloat16 needs
+// none.
 func TestGPUCopiesPlan(t *testing.T) {
 	cuda := kit.CleanGPU(t)
 	for _, v := range []struct {
 		ranks  int
 		cfg    fsdp.Config
+		master fsdp.DType
 		copies bool
 	}{
-		{1, copied[0], false}, {1, copied[1], true}, {1, fsdp.Config{Strategy: fsdp.NoShard}, true},
-		{2, copied[1], false}, {2, fsdp.Config{Strategy: fsdp.NoShard}, true},
-		{1, fsdp.Config{Strategy: fsdp.ShardGradOp, Offload: fsdp.Offload{Pinned: true}}, true},
+		{1, copied[0], fsdp.Float32, false}, {1, copied[1], fsdp.Float32, true}, {1, fsdp.Config{Strategy: fsdp.NoShard}, fsdp.Float32, true},
+		{2, copied[1], fsdp.Float32, false}, {2, fsdp.Config{Strategy: fsdp.NoShard}, fsdp.Float32, true},
+		{1, fsdp.Config{Strategy: fsdp.ShardGradOp, Offload: fsdp.Offload{Pinned: true}}, fsdp.Float32, true},
+		{1, copied[1], fsdp.BFloat16, false}, {2, fsdp.Config{Strategy: fsdp.NoShard}, fsdp.BFloat16, false},
 	} {
 		onDevices(t, v.ranks, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := v.cfg
 			cfg.Group, cfg.Device, cfg.WrapPolicy, cfg.Precision = g, dev, kit.Blocks, fsdp.BF16()
+			cfg.Precision.Master = v.master
 			batch := kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)
 			dry, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}}.Plan()
 			require.NoError(t, err)

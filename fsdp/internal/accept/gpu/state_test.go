@@ -230,7 +230,7 @@ func TestGPUOffload(t *testing.T) {
 	cuda := kit.CleanGPU(t)
 	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Offload: fsdp.Offload{Pinned: true}})
 	require.ErrorContains(t, err, "Config.Offload.Pinned is set, but there is no Config.Device")
-	for _, precision := range []fsdp.Precision{{}, fsdp.BF16()} {
+	for _, precision := range []fsdp.Precision{{}, fsdp.BF16(), in16} {
 		var want [2]kit.Bits
 		var bytes [2]int
 		for i, offload := range []bool{false, true} {

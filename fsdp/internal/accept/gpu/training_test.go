@@ -64,6 +64,9 @@ func trainedLosses(t *testing.T, ranks, steps int, fused bool, cfg fsdp.Config) 
 	return losses
 }
 
+// in16 keeps parameters and gradients in 16 bits.
+var in16 = fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16, Reduce: fsdp.BFloat16}
+
 // TestGPUTrains compares the losses of a training on the doubles of GPUs with those of the host:
 // within rounding they are the same, for one rank and several, whatever is cut and gathered ahead.
 func TestGPUTrains(t *testing.T) {
@@ -78,6 +81,9 @@ func TestGPUTrains(t *testing.T) {
 		{1, true, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}, 1e-12},
 		{1, false, fsdp.Config{}, 1e-5},
 		{1, true, fsdp.Config{Precision: fsdp.BF16()}, 0.02},
+		{1, false, fsdp.Config{Precision: in16, Poison: true}, 0.02},
+		{2, true, fsdp.Config{Precision: in16, Poison: true}, 0.02},
+		{2, false, fsdp.Config{Precision: in16, Strategy: fsdp.NoShard}, 0.02},
 		{2, false, fsdp.Config{Poison: true}, 1e-5},
 		{2, true, fsdp.Config{Poison: true}, 1e-5},
 		{2, false, fsdp.Config{Strategy: fsdp.NoShard}, 1e-5},
@@ -104,7 +110,7 @@ func TestGPUDry(t *testing.T) {
 	kit.CleanGPU(t)
 	rows, cols := 2, kit.TinyContext
 	for _, cfg := range []fsdp.Config{
-		{}, {WrapPolicy: kit.Blocks, Precision: fsdp.BF16(), Activations: fsdp.Activations{Recompute: kit.Blocks}}, {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: fsdp.Offload{Pinned: true}},
+		{}, {WrapPolicy: kit.Blocks, Precision: in16}, {WrapPolicy: kit.Blocks, Precision: fsdp.BF16(), Activations: fsdp.Activations{Recompute: kit.Blocks}}, {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: fsdp.Offload{Pinned: true}},
 	} {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := cfg
@@ -155,6 +161,11 @@ func TestConfigDevice(t *testing.T) {
 	})
 	dev, err := gpu.Open(0)
 	require.NoError(t, err)
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: in16})
+	matrices, _ := kit.HiddenMatrices(m.Params())
+	_, err = optim.Muon{}.New(matrices)
+	require.ErrorContains(t, err, "its value is bfloat16, which muon cannot update: use AdamW, Adam or SGD, or values in float32")
+	require.NoError(t, m.Close())
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Threads: 2})
 	require.ErrorContains(t, err, "Config.Threads is 2, but Config.Device computes: set only one of them")
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Offload: fsdp.Offload{Dir: "/tmp"}})
@@ -162,8 +173,6 @@ func TestConfigDevice(t *testing.T) {
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	require.ErrorContains(t, err, "Config.Precision is {Gather: int8")
 	require.ErrorContains(t, err, "Config.Device has no kernels of int8")
-	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16}})
-	require.ErrorContains(t, err, "Config.Precision.Master is bfloat16, but Config.Device does not yet update parameters in it")
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{TypesOf: kit.TypesByName(fsdp.Int8, 0, nil)}})
 	require.ErrorContains(t, err, "parameter wte.weight: Config.Precision.TypesOf returned int8 and float32: Config.Device has no kernels of int8")
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {

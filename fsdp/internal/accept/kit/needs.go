@@ -23,7 +23,6 @@ const (
 	EightBits        Need = "gradients travel in 8 bits"
 	ActiveRanks      Need = "gradients are divided by the ranks that made a call"
 	SecondCopy       Need = "ranks keep a second copy of parameters"
-	Masters16        Need = "ranks keep parameters in 16 bits"
 	BiasAlone        Need = "the gradient of a bias is the same if its weight is frozen"
 )
 
@@ -36,7 +35,7 @@ var missing = map[string][]Need{
 	"":    nil,
 	"far": {HostMemory, Matrices},
 	"gpu": {
-		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, EightBits, ActiveRanks, SecondCopy, Masters16,
+		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, EightBits, ActiveRanks, SecondCopy,
 		BiasAlone,
 	},
 }

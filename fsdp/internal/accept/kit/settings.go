@@ -118,7 +118,7 @@ func DrawRun(t *rapid.T) DrawnRun {
 		World: rapid.IntRange(1, 4).Draw(t, "world"),
 		DType: rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16}).Draw(t, "dtype"),
 	}
-	if r.DType == fsdp.BFloat16 && Meets(Masters16) {
+	if r.DType == fsdp.BFloat16 {
 		r.Master = rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.BFloat16}).Draw(t, "master")
 	}
 	r.Model.Tied = rapid.Bool().Draw(t, "tied")

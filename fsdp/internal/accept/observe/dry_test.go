@@ -177,7 +177,7 @@ func TestFits(t *testing.T) {
 		"Prefetch: NoPrefetch":                          func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Prefetch = fsdp.NoPrefetch },
 		"Precision: BF16()":                             func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision = fsdp.BF16() },
 		"Precision.Reduce: BFloat16 (rounds gradients)": func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision.Reduce = fsdp.BFloat16 },
-		"Precision.Master: BFloat16 (rounds parameters and gradients; not on a GPU)": func(c *fsdp.Config, _ *[]fsdp.Shape) {
+		"Precision.Master: BFloat16 (rounds parameters and gradients)": func(c *fsdp.Config, _ *[]fsdp.Shape) {
 			c.Precision.Master = fsdp.BFloat16
 		},
 		"Offload.Dir (on a GPU Offload.Pinned)":     func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Offload.Dir = t.TempDir() },

@@ -100,9 +100,6 @@ func TestComputingInHalfTakesHalf(t *testing.T) {
 	moreWide, moreHalf := plan(fsdp.Precision{}, 129), plan(fsdp.BF16(), 129)
 	ratio := float64(moreHalf.PassBytes-half.PassBytes) / float64(moreWide.PassBytes-wide.PassBytes)
 	require.Less(t, ratio, 0.55, "what grows with the batch")
-	if !kit.Meets(kit.Masters16) {
-		return
-	}
 	masters := plan(masters16, 65)
 	require.Equal(t, half.ShardBytes, 2*masters.ShardBytes)
 	require.Equal(t, half.Traffic, masters.Traffic)
@@ -116,9 +113,6 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 	for _, types := range [][2]fsdp.Precision{
 		{fsdp.BF16(), {}}, {{}, fsdp.BF16()}, {masters16, {}}, {masters16, masters16}, {fsdp.BF16(), masters16},
 	} {
-		if (types[0].Master == fsdp.BFloat16 || types[1].Master == fsdp.BFloat16) && !kit.Meets(kit.Masters16) {
-			continue
-		}
 		dir := t.TempDir()
 		file := filepath.Join(dir, "whole.safetensors")
 		var params kit.Bits

@@ -140,9 +140,6 @@ func TestCopyStateSameBits(t *testing.T) {
 			if name == "Muon" {
 				kit.Needs(t, kit.Matrices)
 			}
-			if name == "masters16" {
-				kit.Needs(t, kit.Masters16)
-			}
 			v.phases = stays
 			want := v.train(t, onGoroutines)
 			v.phases = phases

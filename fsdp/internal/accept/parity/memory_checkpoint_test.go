@@ -399,9 +399,6 @@ func TestMemoryCheckpointKinds(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name == "masters16" {
-				kit.Needs(t, kit.Masters16)
-			}
 			if name == "Muon" {
 				kit.Needs(t, kit.Matrices)
 			}
@@ -441,9 +438,6 @@ func TestMemoryCheckpointLost(t *testing.T) {
 func TestMemoryCheckpointBytes(t *testing.T) {
 	frozen := func(name string) bool { return name == "wte.weight" }
 	for _, c := range []fsdp.Config{{}, {Frozen: frozen}, {Strategy: fsdp.NoShard}, {Precision: kit.Float64s}, {Precision: masters16}} {
-		if c.Precision.Master == fsdp.BFloat16 && !kit.Meets(kit.Masters16) {
-			continue
-		}
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			c := c
 			c.Group = g

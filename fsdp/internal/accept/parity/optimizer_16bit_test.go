@@ -38,9 +38,6 @@ var allIn16 = []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits:
 // and save it again.
 func TestSixteenBitsSameBits(t *testing.T) {
 	for name, c := range sixteenBits {
-		if c.types.Master == fsdp.BFloat16 && !kit.Meets(kit.Masters16) {
-			continue
-		}
 		var want kit.Bits
 		train := func(t *testing.T, world int, cfg func(world int) fsdp.Config) {
 			dir, all := t.TempDir(), kit.Bits(nil)

@@ -113,9 +113,6 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 		if (p.Gather == fsdp.Int8 || p.Reduce == fsdp.Int8) && !kit.GroupsCarryPasses {
 			continue // not on GPUs
 		}
-		if p.Master == fsdp.BFloat16 && !kit.Meets(kit.Masters16) {
-			continue
-		}
 		var want kit.Bits
 		kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
 			cfg.Precision, cfg.WrapPolicy = p, kit.Blocks

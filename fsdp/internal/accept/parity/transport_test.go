@@ -68,13 +68,9 @@ func journeys(t *testing.T) (list []journey) {
 			journey{"int8 and others, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: blocks, Prefetch: 2}, false},
 		)
 	}
-	if kit.Meets(kit.Masters16) {
-		list = append(list,
-			journey{"masters of 16 bits", all, fsdp.Config{Precision: masters16, Threads: 2}, false},
-			journey{"masters of 16 bits, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: masters16, Frozen: frozen}, false},
-		)
-	}
 	return append(list,
+		journey{"masters of 16 bits", all, fsdp.Config{Precision: masters16, Threads: 2}, false},
+		journey{"masters of 16 bits, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: masters16, Frozen: frozen}, false},
 		journey{"frozen", all, fsdp.Config{Frozen: frozen}, false},
 		journey{"frozen, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: frozen}, false},
 		journey{"ignored", all, fsdp.Config{Ignored: func(name string) bool { return name == "l2.w" }, Prefetch: 3}, false},

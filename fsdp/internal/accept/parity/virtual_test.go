@@ -182,9 +182,6 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 			if name == "types of each" {
 				kit.Needs(t, kit.EightBits)
 			}
-			if name == "bfloat16 masters" {
-				kit.Needs(t, kit.Masters16)
-			}
 			v.ranks = 4
 			want := v.on(t, way{ranks: 4}, 3)
 			for _, w := range v.ways() {

@@ -76,14 +76,14 @@ func (f *frame) bindParams(step *program.Step) {
 	for _, param := range f.Model.Calls[step.Call].Params {
 		at := f.Home[param]
 		g := f.s.groups[at.Group]
-		full, t := f.addr(f.Params[at.Group]), g.Read
+		full := f.addr(f.Params[at.Group])
 		switch {
 		case g.Copied:
 			full = g.copied.Addr()
 		case g.Hold == program.Always:
-			full, t = g.value.Addr(), g.Compute
+			full = g.value.Addr()
 		}
-		c.Param = append(c.Param, g.param(full, at.Index, t))
+		c.Param = append(c.Param, g.param(full, at.Index, g.Read))
 		grad := uintptr(0)
 		if step.Kind == program.Backward && !g.Kind.Frozen {
 			grad = g.param(f.addr(f.Grads[at.Group]), at.Index, f.GradType[at.Group])

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
@@ -27,48 +28,64 @@ func TestDeferred(t *testing.T) {
 		rapid.Check(t, func(rt *rapid.T) {
 			d := rapid.SampledFrom(devices).Draw(rt, "device")
 			l := flat(rt, rapid.IntRange(1, 300).Draw(rt, "elements"), 2, 1)
+			l.Store = rapid.SampledFrom([]comm.DType{comm.Float32, comm.BFloat16}).Draw(rt, "shards")
+			l.Read, l.Gather, l.Reduce, l.Round = l.Store, l.Store, l.Store, l.Store
 			g, n := local(t, rt, d, l), l.Flat.ShardLen()
 			rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
 			m := newModel(rt, room(t, d), n, false, rng)
+			near, far := [4]optim.Vec{m.host[0], m.host[1], m.host[2], m.host[3]}, m.vecs
+			if l.Store == comm.BFloat16 {
+				near, far = m.in16(t, d)
+			}
 			require.NoError(rt, g.gradVec.Write(m.host[1]))
-			m.vecs[1] = g.gradVec
+			far[1] = g.gradVec
 			full := whole(t, rt, d, l.Flat.Len())
 			sums := wild(rng, l.Flat.Len())
-			require.NoError(rt, full.Write(optim.Host{F32: sums}))
-			grad := m.host[1].F32
+			if l.Reduce == comm.BFloat16 {
+				require.NoError(rt, full.Write(optim.Host{F32: packed(sums, l.Reduce, 0)}))
+				sums = narrowed(sums, l.Reduce, 1)
+			} else {
+				require.NoError(rt, full.Write(optim.Host{F32: sums}))
+			}
+			// change changes the gradient of the host by f, rounded to the type of the shard.
+			change := func(f func(grad []float32)) {
+				grad := read(rt, near[1])
+				f(grad.F32)
+				require.NoError(rt, near[1].Write(grad))
+			}
 			for _, what := range rapid.SliceOfN(rapid.SampledFrom([]string{"scale", "zero", "update", "drain", "place", "read", "norm"}), 1, 12).Draw(rt, "operations") {
 				switch what {
 				case "scale":
 					c := rng.NormFloat64()
-					vec.Scale(grad, float32(c))
+					change(func(grad []float32) { vec.Scale(grad, float32(c)) })
 					require.NoError(rt, d.Scale([]optim.Vec{g.gradVec}, c))
 				case "zero":
-					clear(grad)
+					require.NoError(rt, near[1].Zero())
 					require.NoError(rt, g.gradVec.Zero())
 				case "update":
 					from := rng.IntN(n + 1)
 					to, seed := from+rng.IntN(n-from+1), rng.Uint64()
-					apply(rt, d, [4]optim.Vec{m.host[0], m.host[1], m.host[2], m.host[3]}, from, to, rand.New(rand.NewPCG(seed, 1)))
-					apply(rt, d, m.vecs, from, to, rand.New(rand.NewPCG(seed, 1)))
+					apply(rt, d, near, from, to, rand.New(rand.NewPCG(seed, 1)))
+					apply(rt, d, far, from, to, rand.New(rand.NewPCG(seed, 1)))
 				case "drain":
-					vec.AddScaled(grad, sums[n:], 0.7)
+					change(func(grad []float32) { vec.AddScaled(grad, sums[n:], 0.7) })
 					both(rt, d, func() { require.NoError(rt, g.finishReduce(g.d.wire, full.(vector).addr(), 0.7)) })
 				case "place":
 					_, _, err := g.gradVec.(nccl.Placed).Place()
 					require.NoError(rt, err)
 					require.Empty(rt, d.deferred)
 				case "read":
-					sameNumbers(rt, grad, g.gradVec)
+					sameNumbers(rt, read(rt, near[1]).F32, g.gradVec)
 				case "norm":
 					got, err := d.MaxAbs([]optim.Vec{g.gradVec})
 					require.NoError(rt, err)
-					if most := float64(vec.MaxAbs(grad)); most == most {
+					if most := float64(vec.MaxAbs(read(rt, near[1]).F32)); most == most {
 						require.Equal(rt, most, got[0])
 					}
 				}
 			}
-			for i, h := range m.host {
-				sameNumbers(rt, h.F32, m.vecs[i])
+			for i, v := range near {
+				sameNumbers(rt, read(rt, v).F32, far[i])
 			}
 		})
 	}

@@ -211,7 +211,7 @@ func (f *frame) alloc(id, offset int) (err error) {
 // cleared. The memory of the buffer is then unused.
 func (f *frame) writesShard(group int) bool {
 	g := f.s.groups[group]
-	return g.shard == nil && g.replica == nil && f.s.turn.Of == 0 && g.Reduce == g.Compute && f.GradType[group] == g.Compute &&
+	return g.shard == nil && g.replica == nil && f.s.turn.Of == 0 && g.Reduce == g.Store && f.GradType[group] == g.Store &&
 		g.grad.pinned == nil && f.d.forget(g.grad)
 }
 

@@ -45,10 +45,6 @@ func (d *Device) NewShards(ctx context.Context, l *layout.Layout, meshes []ranks
 	s := &shards{d: d}
 	for i := range l.Groups {
 		m := &meshes[i]
-		if l.Groups[i].Store != l.Groups[i].Compute {
-			s.Free()
-			return nil, fmt.Errorf("group %s: a GPU does not keep parameters in %v", l.Groups[i].Name, l.Groups[i].Store)
-		}
 		g := &group{Group: &l.Groups[i], d: d, shard: d.links.find(m.Shard), replica: d.links.find(m.Replica), peers: d.links.find(m.Peers)}
 		s.groups = append(s.groups, g)
 		if err := g.alloc(); err != nil {
@@ -76,9 +72,9 @@ func (g *group) alloc() (err error) {
 		return err
 	}
 	if g.grad != nil {
-		g.grad.gradient = g.Compute.Size()
+		g.grad.gradient = g.Store.Size()
 	}
-	g.valueVec, g.gradVec = g.d.vector(g.value, g.Compute.Size()), g.d.vector(g.grad, g.Compute.Size())
+	g.valueVec, g.gradVec = g.d.vector(g.value, g.Store.Size()), g.d.vector(g.grad, g.Store.Size())
 	return nil
 }
 
@@ -144,7 +140,7 @@ func (s *shards) Average(ctx context.Context, group int) error {
 	}
 	return g.outside(ctx, func() error {
 		g.d.outdate(g.value)
-		return g.send(g.peers, g.peers.allReduce(g.value.Addr(), g.Flat.ShardLen(), g.Compute, nccl.Avg))
+		return g.send(g.peers, g.peers.allReduce(g.value.Addr(), g.Flat.ShardLen(), g.Store, nccl.Avg))
 	})
 }
 

@@ -77,7 +77,7 @@ func TestNewShards(t *testing.T) {
 func TestReduceWhole(t *testing.T) {
 	doubles(t)
 	const places, n = 2, 256
-	for _, reduce := range []comm.DType{comm.Float32, comm.BFloat16} {
+	for i, reduce := range []comm.DType{comm.Float32, comm.BFloat16, comm.Float32, comm.BFloat16} {
 		boots := comm.Local(4)
 		rows, columns := [][]comm.Group{comm.Local(2), comm.Local(2)}, [][]comm.Group{comm.Local(2), comm.Local(2)}
 		errs := world(t, boots, Options{Offload: reduce == comm.BFloat16}, func(m *member) error {
@@ -85,6 +85,9 @@ func TestReduceWhole(t *testing.T) {
 			place, replica := r%places, r/places
 			l := small(m, places, place, 2)
 			l.Groups[0].Reduce, l.Groups[0].Round = reduce, reduce
+			if i > 1 {
+				l.Groups[0].Store, l.Groups[0].Read, l.Groups[0].Gather = comm.BFloat16, comm.BFloat16, comm.BFloat16
+			}
 			mesh := ranks.Mesh{Shard: rows[replica][place], Replica: columns[place][replica], Peers: m.boot}
 			s, err := m.NewShards(m.ctx, l, []ranks.Mesh{mesh, mesh, {Shard: comm.Local(1)[0], Peers: m.boot}})
 			if err != nil {

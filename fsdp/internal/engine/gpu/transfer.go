@@ -29,16 +29,20 @@ var suffixes = [...]string{comm.Float32: "_f32", comm.Float64: "_f64", comm.BFlo
 
 // load loads the kernels of g.
 func (g *group) load() error {
+	drain := "drain"
+	if g.Store == comm.BFloat16 {
+		drain = "drain16"
+	}
 	for _, k := range []struct {
 		to     **nccl.Function
 		name   string
 		t      comm.DType
 		needed bool
 	}{
-		{&g.kernels.narrowParams, "narrow", g.Gather, g.Gather != g.Compute},
+		{&g.kernels.narrowParams, "narrow", g.Gather, g.Gather != g.Store},
 		{&g.kernels.widen, "widen", g.Gather, g.Gather != g.Read},
 		{&g.kernels.narrowGrads, "narrow", g.Reduce, g.Reduce != g.Compute},
-		{&g.kernels.drain, "drain", g.Reduce, true},
+		{&g.kernels.drain, drain, g.Reduce, true},
 		{&g.kernels.round, "round", g.Round, g.Round != g.Reduce},
 		{&g.kernels.tree, "tree", g.Reduce, true},
 	} {
@@ -64,7 +68,7 @@ func (g *group) startGather(full uintptr) (*link, nccl.Op, error) {
 		op = g.shard.allGather(full, n, g.Gather)
 	}
 	switch {
-	case g.Gather != g.Compute:
+	case g.Gather != g.Store:
 		return g.shard, op, g.change(g.kernels.narrowParams, own, g.value.Addr(), 0, n, uint64(math.Float32bits(1)))
 	case g.value.pinned != nil: // NCCL sends memory of the device
 		return g.shard, op, g.d.fail(g.d.wire.CopyToDevice(own, g.value.pinned, 0, n*g.Gather.Size()))

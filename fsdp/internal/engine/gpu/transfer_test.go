@@ -161,6 +161,46 @@ func packed(x []float32, t comm.DType, from int) []float32 {
 	return list
 }
 
+// TestShardsIn16Bits: parameters that ranks keep in bfloat16 travel with their bits, without a kernel,
+// and sums of both types are added to gradients in bfloat16 with one rounding to the nearest.
+func TestShardsIn16Bits(t *testing.T) {
+	cuda := double(t)
+	for i, reduce := range []comm.DType{comm.Float32, comm.BFloat16, comm.Float32, comm.BFloat16} {
+		d := open(t, Options{Offload: i > 1})
+		l := flat(t, 100, 3, 2)
+		l.Store, l.Read, l.Gather, l.Reduce, l.Round = comm.BFloat16, comm.BFloat16, comm.BFloat16, reduce, reduce
+		g, rng := local(t, t, d, l), rand.New(rand.NewPCG(5, uint64(i)))
+		n, full := l.Flat.ShardLen(), whole(t, t, d, l.Flat.Len())
+		require.Equal(t, 2*n, g.value.Len())
+		value, before, sums := wild(rng, n), wild(rng, n), wild(rng, l.Flat.Len())
+		require.NoError(t, g.valueVec.Write(optim.Host{F32: value}))
+		require.NoError(t, g.gradVec.Write(optim.Host{F32: before}))
+		if reduce == comm.BFloat16 {
+			require.NoError(t, full.Write(optim.Host{F32: packed(sums, reduce, 0)}))
+			sums = narrowed(sums, reduce, 1)
+		} else {
+			require.NoError(t, full.Write(optim.Host{F32: sums}))
+		}
+		both(t, d, func() { require.NoError(t, g.finishReduce(g.d.wire, full.(vector).addr(), 0.7)) })
+		before = narrowed(before, comm.BFloat16, 1)
+		vec.AddScaled(before, sums[2*n:3*n], 0.7)
+		sameNumbers(t, narrowed(before, comm.BFloat16, 1), g.gradVec)
+
+		launches := cuda.Calls("cuLaunchKernel")
+		both(t, d, func() {
+			_, op, err := g.startGather(full.(vector).addr())
+			require.NoError(t, err)
+			if op.Send != 0 {
+				require.Equal(t, g.value.Addr(), op.Send)
+			}
+			require.NoError(t, g.finishGather(full.(vector).addr()))
+		})
+		require.Equal(t, launches, cuda.Calls("cuLaunchKernel"))
+		here := vector{d, full.(vector).b, 2, 2 * n, 3 * n}
+		sameNumbers(t, narrowed(value, comm.BFloat16, 1), here)
+	}
+}
+
 // TestExact: parameters and gradients that travel as they are.
 func TestExact(t *testing.T) {
 	double(t)
