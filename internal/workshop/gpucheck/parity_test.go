@@ -39,6 +39,7 @@ func TestParity(t *testing.T) {
 		}{
 			{"float32", fsdp.Precision{}, 1e-5},
 			{"bfloat16", fsdp.BF16(), 0.01}, // of numbers with 8 bits, whose sums have other orders
+			{"16 bits", fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16, Reduce: fsdp.BFloat16}, 0.01}, // rounded at random, too
 		} {
 			cfg := fsdp.Config{Group: m, WrapPolicy: fsdp.WrapTypes(x.unit), Precision: p.precision}
 			want := train(t, x.model, cfg)
