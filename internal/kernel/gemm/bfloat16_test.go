@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -361,6 +362,30 @@ func TestBFloat16PackedOnce(t *testing.T) {
 			p := newHalfProblem(true, false, 400, 40, k, 1, 1, 1, draws["ordinary"], 1)
 			require.Equal(t, p.roundedFrom(p.gemm(&w)), p.rounded(&w))
 			require.LessOrEqual(t, w.Bytes(), MostBytes[half.BFloat16, half.BFloat16]())
+		}
+	})
+}
+
+// TestBFloat16Streamed compares weight gradients that tiles write past the caches with the same
+// gradients at an address that does not allow it: in one block of columns, and in two with gaps.
+func TestBFloat16Streamed(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		if !active.bf16.tiles {
+			return
+		}
+		for _, size := range [][4]int{{273, 256, 33, 0}, {63, mostColumns + 32, 64, 16}} {
+			p := newHalfProblem(true, false, size[0], size[1], size[2], size[3], 0.3, 0, draws["ordinary"], 1)
+			gemm := func(c []float32) []float32 {
+				var w Workspace
+				x := newProduct(&w, p.m, p.n, p.k, p.alpha, operand(true, p.a, p.lda), operand(true, p.b, p.ldb))
+				x.c, x.ldc, x.add = c, p.ldc, addend[float32]{c, p.ldc, 0}
+				require.Equal(t, uintptr(unsafe.Pointer(&c[0]))%cacheLine == 0, x.mayStream())
+				x.run()
+				return c
+			}
+			streamed := slices.Clone(p.wide)
+			require.Zero(t, uintptr(unsafe.Pointer(&streamed[0]))%cacheLine)
+			requireBits(t, p, gemm(slices.Concat([]float32{0}, p.wide)[1:]), gemm(streamed))
 		}
 	})
 }

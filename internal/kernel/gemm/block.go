@@ -50,6 +50,9 @@ type addend[T Float] struct {
 // Each step moves the address by aheadStep bytes, and each panel of nr columns begins aheadPanel
 // bytes after the panel before.
 //
+// With stream, a kernel of tiles writes C past the caches, unless read is set. Then cols is a
+// multiple of nr, and the rows of out begin at cache lines.
+//
 // Strides are in elements. If read is set, the last term is added, and in is read. A kernel may
 // load all nr elements of a row of b even if fewer columns remain. The assembly depends on this
 // layout; a test compares the offsets.
@@ -70,7 +73,7 @@ type tile[T Float] struct {
 	aheadLine, aheadStep, aheadPanel int // in bytes
 	taps                             []Tap
 	plane                            int // in bytes
-	read                             bool
+	read, stream                     bool
 	alpha, beta                      T
 }
 
@@ -232,6 +235,7 @@ func (x *product[T, P]) run() {
 	if x.m == 0 || x.n == 0 {
 		return
 	}
+	x.tile.stream = x.mayStream() // before packWhole replaces A
 	x.packWhole()
 	x.packsA, x.packsB = x.mustPackA(), x.mustPackB()
 	x.tile.alpha = x.alpha

@@ -39,7 +39,8 @@
 // that stay in tile registers. A is read in place if its rows run along k, and transposed only if
 // its columns do: once for all blocks of columns, unless it is large. A block of B has more ranges
 // of k and fewer columns, so that sums stay in L2. AVX-512 rounds and stores the sums of a tile
-// while AMX computes the next tile.
+// while AMX computes the next tile. If k has one range, large gradients of weights are stored past
+// the caches.
 //
 // With AVX512_BF16, the register tile of bfloat16 is the float32 tile with pairs of neighbours
 // along k as factors. One instruction multiplies and adds a pair, at twice the rate. If pairs are

@@ -26,6 +26,7 @@
 #define tile_aheadPanel 264
 #define tile_taps 272
 #define tile_plane 296
+#define tile_stream 305
 #define tile_read 304
 #define tile_alphaF32 308
 #define tile_betaF32 312

@@ -118,6 +118,18 @@ func (x *product[T, P]) fetch(next, end, lo int) {
 	t.aheadPanel = stride * t.k / tilePairs
 }
 
+// leastStream is the smallest number of elements of C that are written past the caches.
+const leastStream = 1 << 16
+
+// mayStream decides whether tiles write C past the caches. A store through the caches would read
+// the line first. If A has columns along k, C is the gradient of a weight: it is large, and it is
+// read much later. All of its sums must be final, so k has one range.
+func (x *product[T, P]) mayStream() bool {
+	const line = cacheLine / 4 // elements
+	return x.tiles && x.a.step != 1 && x.k <= x.kc && x.add.beta == 0 && x.rounded.data == nil && x.m*x.n >= leastStream &&
+		x.n%x.nr == 0 && x.ldc%line == 0 && uintptr(unsafe.Pointer(unsafe.SliceData(x.c)))%cacheLine == 0
+}
+
 // cacheLine is the number of bytes in a cache line.
 const cacheLine = 64
 

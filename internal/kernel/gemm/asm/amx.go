@@ -80,10 +80,13 @@ func (t tiles) mul() {
 	t.p("MOVQ tile_rounded(AX), BX; MOVQ tile_ldrounded(AX), R13; SHLQ $1, R13; MOVBLZX tile_read(AX), CX")
 	t.p("MOVQ BX, %s; TESTQ BX, BX; JNZ rounded", to)
 	t.p("MOVQ tile_out(AX), BX; MOVQ BX, %s; MOVQ tile_ldout(AX), R13; SHLQ $2, R13", to)
-	t.p("TESTL CX, CX; JNZ add_panel; JMP set_panel")
+	t.p("TESTL CX, CX; JNZ add_panel; MOVBLZX tile_stream(AX), CX; TESTL CX, CX; JNZ stream_panel; JMP set_panel")
 	t.label("rounded")
 	t.p("TESTL CX, CX; JNZ roundadd_panel; JMP round_panel")
-	for _, v := range []variant{{"set", t, false, false}, {"add", t, true, false}, {"round", t, false, true}, {"roundadd", t, true, true}} {
+	for _, v := range []variant{
+		{name: "set", tiles: t}, {name: "add", tiles: t, adds: true}, {name: "stream", tiles: t, streams: true},
+		{name: "round", tiles: t, rounds: true}, {name: "roundadd", tiles: t, adds: true, rounds: true},
+	} {
 		v.print(lower, left, ldin, ahead, to, panel)
 	}
 }
@@ -102,11 +105,12 @@ func (t tiles) peak() {
 	t.p("RET")
 }
 
-// variant is a body of the kernel: whether C has an addend, and whether it is rounded.
+// variant is a body of the kernel: whether C has an addend, whether it is rounded, and whether it
+// is written past the caches.
 type variant struct {
 	name string
 	tiles
-	adds, rounds bool
+	adds, rounds, streams bool
 }
 
 func (v variant) labelOf(name string) string { return v.name + "_" + name }
@@ -153,6 +157,9 @@ func (v variant) print(lower, left, ldin, ahead, to, panel string) {
 	v.label(v.labelOf("last"))
 	v.row(ldin, size)
 	v.p("DECQ DX; JNZ %s", v.labelOf("last"))
+	if v.streams {
+		v.p("SFENCE")
+	}
 	v.p("%s", tilerelease())
 	v.p("VZEROUPPER")
 	v.p("RET")
@@ -180,15 +187,20 @@ func (v variant) step(meanwhile func()) {
 	v.p("ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX")
 }
 
-// row prints the store of a row of sums to C, and a request for the same row of the next columns.
+// row prints the store of a row of sums to C, and a request for the same row of the next columns,
+// unless the store bypasses the caches.
 func (v variant) row(ldin string, size int) {
 	v.p("VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12")
 	if v.adds {
 		v.p("VFMADD231PS (R15), Z31, K1, Z18; VFMADD231PS 64(R15), Z31, K2, Z19; ADDQ %s, R15", ldin)
 	}
-	if v.rounds {
+	switch {
+	case v.streams:
+		v.p("VMOVNTPS Z18, (DI); VMOVNTPS Z19, 64(DI); ADDQ R13, DI")
+		return
+	case v.rounds:
 		v.p("%s; VMOVDQU16 Z20, K3, (DI)", vcvtne2ps2bf16(19, 18, 20))
-	} else {
+	default:
 		v.p("VMOVUPS Z18, K1, (DI); VMOVUPS Z19, K2, 64(DI); %s", prefetchw("DI", 192))
 	}
 	v.p("%s; ADDQ R13, DI", prefetchw("DI", 32*size))

@@ -21,7 +21,7 @@ var fields = []struct {
 	{"scratch", 200},
 	{"ahead", 224}, {"aheadLine", 248}, {"aheadStep", 256}, {"aheadPanel", 264},
 	{"taps", 272}, {"plane", 296},
-	{"read", 304},
+	{"stream", 305}, {"read", 304},
 }
 
 // printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after
