@@ -31,8 +31,12 @@ func (l *launcher) attempt(s start) []ending {
 	a := &attempt{start: s, begin: time.Now(), exits: make(chan *rank, s.Ranks+l.replace), spares: l.replace}
 	l.watch(a)
 	defer l.unwatch(a)
+	err := l.placeMembers(a)
 	for i := range s.Ranks {
-		if err := l.run(a, i, false); err != nil {
+		if err == nil {
+			err = l.run(a, i, s.Late)
+		}
+		if err != nil {
 			text := fmt.Sprintf("cannot start rank %d: %v", s.First+i, err)
 			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Tail: []string{text}})
 			l.fail(a, text)

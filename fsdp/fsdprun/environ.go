@@ -25,6 +25,9 @@ type start struct {
 	Ranks       int    // number of ranks of this host
 	Size        int    // number of ranks of all hosts
 	Node, Nodes int    // number of this host, and number of hosts
+
+	Late    bool              // the ranks join ranks that run
+	Members map[string][]byte // with Late: the files by which they find these, by name
 }
 
 // owned are the variables that an outer launcher may have set and that would contradict the

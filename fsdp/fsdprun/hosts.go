@@ -44,7 +44,7 @@ func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, e
 	if l.node > 0 {
 		return newGuest(&l.config, cfg, hello, mine), nil
 	}
-	return newHolder(&l.config, cfg, hello, mine, after)
+	return newHolder(&l.config, cfg, hello, mine, after, l.readMembers)
 }
 
 // identity returns the configuration of connections to other hosts, and the greeting of this host.
@@ -97,11 +97,12 @@ type holder struct {
 	listen   string // "" on one host
 	server   *store.Server
 
-	heard   chan heard
-	orders  chan order
-	wires   map[int]*wire // by host; only used by run
-	waiting []heard       // joins of hosts that are connected already; only used by run
-	done    chan struct{} // run has ended
+	heard       chan heard
+	orders      chan order
+	wires       map[int]*wire                     // by host; only used by run
+	waiting     []heard                           // joins of hosts that are connected already; only used by run
+	memberFiles func() (map[string][]byte, error) // the files by which ranks of other hosts join the ranks of this one
+	done        chan struct{}                     // run has ended
 }
 
 // heard is a report that a host has sent.
@@ -111,13 +112,13 @@ type heard struct {
 	report
 }
 
-func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after func(time.Duration) <-chan time.Time) (seat, error) {
+func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after func(time.Duration) <-chan time.Time, members func() (map[string][]byte, error)) (seat, error) {
 	h := &holder{
 		meeting: &meeting{
 			hosts: c.nodes, restarts: c.restarts, compare: c.compare, replace: c.replace, min: c.min, patience: c.patience, since: time.Now(),
 			job: cmp.Or(c.job, "fsdprun-"+random(4)), members: make(map[int]*member),
 		},
-		after: after, hello: hello, host: "127.0.0.1",
+		after: after, memberFiles: members, hello: hello, host: "127.0.0.1",
 		heard: make(chan heard), orders: make(chan order), wires: make(map[int]*wire), done: make(chan struct{}),
 	}
 	if c.nodes > 1 {
@@ -276,6 +277,12 @@ func (h *holder) deliver() (mine []order) {
 		}
 		if m.Start != nil {
 			m.Start.Host, m.Start.Port = h.host, port
+		}
+		if m.Start != nil && m.Start.Late {
+			var err error
+			if m.Start.Members, err = h.memberFiles(); err != nil {
+				m.order = order{End: true, Exit: exitError, Say: err.Error()}
+			}
 		}
 		if m.to == 0 {
 			if m.Start != nil {

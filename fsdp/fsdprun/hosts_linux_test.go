@@ -110,3 +110,28 @@ func TestHostsGoOn(t *testing.T) {
 	hosts[2].await(t, "is 0 of 1")
 	require.Zero(t, hosts[2].end(0))
 }
+
+// TestHostReturns kills the launcher of host 1 and starts it again: its rank joins the others, which
+// have gone on.
+func TestHostReturns(t *testing.T) {
+	t.Setenv(launch.Replace, "1ms")
+	flags := hostFlags(t, 3, "-replace", "1")
+	var hosts [3]host
+	begin := func(h int) { hosts[h] = hostOf(t, "let in", append(flags(h), os.Args[0])...) }
+	for h := range hosts {
+		begin(h)
+		defer func() { hosts[h].end(syscall.SIGKILL) }()
+	}
+	for r, h := range hosts {
+		h.await(t, fmt.Sprintf("rank %d of 3", r), "all ranks have joined")
+	}
+	require.Equal(t, -1, hosts[1].end(syscall.SIGKILL))
+	hosts[0].await(t, "rank 0 of 2")
+	hosts[2].await(t, "rank 1 of 2")
+	begin(1)
+	hosts[0].await(t, "host 1 has joined: starting rank 3, to join when the others call comm.Reconnect", "rank 0 of 3")
+	hosts[1].await(t, "rank 2 of 3, started as 3, late true")
+	for _, h := range hosts {
+		require.Zero(t, h.end(0))
+	}
+}

@@ -38,8 +38,9 @@ type launcher struct {
 	seat    seat
 	totals  string // directory for the ranks' totals of their operations, or ""
 
-	mu   sync.Mutex
-	lost error // error of the first log that could not be written completely
+	mu      sync.Mutex
+	lost    error  // error of the first log that could not be written completely
+	members string // directory in which the ranks record their group, or ""
 }
 
 // Exit statuses of fsdprun itself.

@@ -31,6 +31,7 @@ func (l *launcher) watch(a *attempt) {
 		return
 	}
 	a.look = time.NewTicker(joinLook)
+	l.setMembers(a.membersDir())
 }
 
 // unwatch ends the checks.
@@ -39,6 +40,7 @@ func (l *launcher) unwatch(a *attempt) {
 		return
 	}
 	a.look.Stop()
+	l.setMembers("")
 	if err := os.RemoveAll(a.dir); err != nil {
 		l.screen.say("%v", err)
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"syscall"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // This file has the events by which hosts come and go.
@@ -17,7 +19,9 @@ import (
 //	   │ a host is gone, or gets       │ a host is gone, or gets SIGTERM: the ranks of the
 //	   │ a signal: a failure           │ other hosts go on, and host 0 no longer counts it
 //	   ▼                               │
-//	all ranks end                      │ host 0 is gone: each other launcher goes on alone, and
+//	all ranks end                      │ a host comes or returns: its ranks join those that run
+//	                                   │
+//	                                   │ host 0 is gone: each other launcher goes on alone, and
 //	                                   ▼ ends with the status of its own ranks
 //
 // A rank that fails and is not replaced still ends the ranks of all hosts that host 0 reaches.
@@ -56,16 +60,32 @@ func (m *meeting) join(host int, o offer) {
 		m.giveUp(host, why)
 		return
 	}
-	if m.continues() {
-		m.tell(host, order{End: true, Exit: exitError, Say: fmt.Sprintf("the ranks of the other hosts go on without host %d", host)})
-		return
-	}
 	delete(m.gaveUp, host)
 	m.members[host] = &member{offer: o, ranks: o.Ranks}
+	if m.continues() {
+		m.readmit(host, o.Ranks)
+		return
+	}
 	m.count = max(m.count, o.Count)
 	if m.running {
 		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has joined: ending %d ranks to start more", host, m.size))
 	}
+}
+
+// readmit starts ranks of a host that has come while the ranks of the others go on. They get numbers
+// after all others, and join when these call comm.Reconnect.
+func (m *meeting) readmit(host, ranks int) {
+	h := m.members[host]
+	h.busy, h.parting = true, true // it ends with the status of its ranks
+	first := m.size
+	m.size += ranks
+	var numbers []int
+	for rank := first; rank < m.size; rank++ {
+		numbers = append(numbers, rank)
+	}
+	m.say(fmt.Sprintf("host %d has joined: starting %s, to join when the others call comm.Reconnect", host, text.Numbered("rank", numbers)))
+	m.tell(host, order{Start: &start{Count: m.count - 1, Job: m.name, First: first, Ranks: ranks, Size: m.size, Node: host, Nodes: m.hosts, Late: true}})
+	m.tell(host, order{Joined: true})
 }
 
 // lose records that a host is gone.

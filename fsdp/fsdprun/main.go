@@ -173,8 +173,11 @@
 //   - SIGTERM to one fsdprun, host 0 included, is passed to its ranks, which close
 //     their groups after a step, and is the planned end of this host's part.
 //     SIGINT to host 0 ends the job on all hosts.
-//   - After a host is gone there is no restart, as its ranks may still run. A host
-//     that leaves or is gone cannot return.
+//   - A host that comes or returns starts its ranks at once. They get numbers after
+//     all others, and join when these call comm.Reconnect, for which the program
+//     asks comm.Joining after its steps. This needs host 0. Their fsdprun ends
+//     with their status.
+//   - After a host is gone there is no restart, as its ranks may still run.
 package main
 
 import (

@@ -50,6 +50,7 @@ type meeting struct {
 	now      time.Time       // of the last event
 	members  map[int]*member // hosts that are present
 	count    int             // the number of the next start
+	name     string          // of the last start
 	size     int             // ranks of the last start; 0 before the first
 	since    time.Time       // when the ranks were started, or when the last ones had ended
 	until    time.Time       // no start before this time
@@ -76,7 +77,7 @@ type member struct {
 	ranks   int  // number to run
 	busy    bool // its ranks run
 	leaving bool // and these ranks are its last ones
-	parting bool // and the ranks of the other hosts go on
+	parting bool // it ends with its ranks, and the ranks of the other hosts go on
 	joins   joins
 	ended   []*ending
 }
@@ -390,15 +391,15 @@ func (m *meeting) gather() {
 func (m *meeting) start(ranks map[int]int, total int) {
 	m.running, m.joined, m.size, m.since = true, false, total, m.now
 	m.ended, m.gone, m.left, m.unjoined = nil, nil, nil, nil
-	name := m.job
+	m.name = m.job
 	if m.count > 0 {
-		name = fmt.Sprintf("%s.%d", name, m.count)
+		m.name = fmt.Sprintf("%s.%d", m.job, m.count)
 	}
 	first, node := 0, 0
 	for host, h := range m.inOrder {
 		h.busy, h.ranks, h.ended, h.joins = true, ranks[host], nil, joins{}
 		o := order{Start: &start{
-			Count: m.count, Job: name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
+			Count: m.count, Job: m.name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
 		}}
 		if m.hosts > 1 {
 			o.Say = fmt.Sprintf("start %d: %d ranks on %s", m.count, total, text.Numbered("host", slices.Sorted(maps.Keys(ranks))))

@@ -294,7 +294,8 @@ func TestMeetingGoesOn(t *testing.T) {
 	s.tell(1, ask(2, 2)) // they do not catch the signal
 	require.Contains(t, s.said(), "host 1 leaves: SIGTERM; the ranks of the other hosts go on\n")
 	s.come(1, 2)
-	require.Equal(t, []string{"1 exit 143", "1 exit 1"}, s.orders())
+	s.tell(1, well(6, 2))
+	require.Equal(t, []string{"1 exit 143", "1 j: ranks 6+2 of 8, host 1 of 3", "1 exit 0"}, s.orders())
 	s.tell(2, report{Gone: "x"})
 	require.Contains(t, s.said(), "host 2 has disconnected: x; the ranks of the other hosts go on\n")
 	s.tell(0, report{Signal: growSignal})
@@ -428,7 +429,11 @@ func (a *actors) obey() {
 		case m.Start != nil:
 			require.Nil(a.t, h.runs)
 			*h = actor{here: true, runs: m.Start}
-			begun = append(begun, m.Start)
+			if !m.Start.Late {
+				begun = append(begun, m.Start)
+			} else {
+				require.Equal(a.t, []int{a.number, a.size}, []int{m.Start.Count, m.Start.First + m.Start.Ranks})
+			}
 		case m.Stop != 0 && h.runs != nil:
 			h.asked = true
 		case m.End:

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -76,7 +77,7 @@ func (l *launcher) replaceEnviron(a *attempt, late bool) ([]string, error) {
 	case a.dir == "":
 		return nil, errors.New("-replace needs a temporary directory")
 	}
-	dir := filepath.Join(a.dir, "meet")
+	dir := a.membersDir()
 	env := []string{launch.JoinRunning + "=" + fmt.Sprint(late)}
 	if l.nodes > 1 {
 		env = append(env, launch.Members+"="+dir)
@@ -88,4 +89,49 @@ func (l *launcher) replaceEnviron(a *attempt, late bool) ([]string, error) {
 		env = append(env, launch.Replace+"="+patienceForReplaced)
 	}
 	return env, nil
+}
+
+// membersDir is the directory in which the ranks of this host record the ranks of their group.
+func (a *attempt) membersDir() string { return filepath.Join(a.dir, "meet") }
+
+// setMembers sets the directory of the start that runs, or "".
+func (l *launcher) setMembers(dir string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.members = dir
+}
+
+// readMembers returns the files that the ranks of this host have recorded, for a host whose ranks
+// join them.
+func (l *launcher) readMembers() (map[string][]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.members == "" {
+		return nil, errors.New("the ranks of host 0 have ended")
+	}
+	files := make(map[string][]byte)
+	list, err := filepath.Glob(filepath.Join(l.members, "[^.]*"))
+	for _, path := range list {
+		var b []byte
+		if b, err = os.ReadFile(path); err != nil {
+			break
+		}
+		files[filepath.Base(path)] = b
+	}
+	return files, err
+}
+
+// placeMembers writes the files that another host has read.
+func (l *launcher) placeMembers(a *attempt) error {
+	if !a.Late {
+		return nil
+	}
+	err := os.MkdirAll(a.membersDir(), 0o700)
+	for name, b := range a.Members {
+		if filepath.Base(name) != name {
+			return fmt.Errorf("host 0 has sent the file name %q", name)
+		}
+		err = errors.Join(err, os.WriteFile(filepath.Join(a.membersDir(), name), b, 0o600))
+	}
+	return err
 }
