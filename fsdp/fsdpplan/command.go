@@ -117,6 +117,11 @@ func (o *flags) run(out io.Writer) error {
 	}
 	if few != nil {
 		r.smallest(few)
+		if few.fits == 0 && few != answers[0] { // explain adds the help of answers
+			if err := r.help(few); err != nil {
+				return err
+			}
+		}
 	}
 	if err := r.explain(answers); err != nil {
 		return err

@@ -46,7 +46,8 @@
 // runs from plan.Published.
 //
 // If nothing fits on any of the numbers, fsdpplan searches for the fewest GPUs
-// on which a setting fits, and prints what fills their memory.
+// on which a setting fits, and prints what fills their memory. If no number is
+// enough, it prints the changes that help.
 //
 // # Calibration
 //
