@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LT_R_32F = 0, LT_R_64F = 1, LT_R_16BF = 14 };                               // cudaDataType_t
+enum { LT_R_32F = 0, LT_R_64F = 1, LT_R_16F = 2, LT_R_16BF = 14 };                 // cudaDataType_t
 enum { LT_COMPUTE_32F = 68, LT_COMPUTE_64F = 70, LT_COMPUTE_32F_FAST_TF32 = 77 };  // cublasComputeType_t
 enum { LT_OP_N = 0, LT_OP_T = 1 };                                                 // cublasOperation_t
 enum { LT_SUCCESS = 0, LT_NOT_SUPPORTED = 15 };                                    // cublasStatus_t

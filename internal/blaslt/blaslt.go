@@ -138,7 +138,7 @@ func (h *Handle) Plan(x Product) (*Plan, error) {
 
 // describe returns a product in cuBLASLt's terms.
 func describe(x *Product) C.blaslt_product {
-	types := [...]C.int{F32: C.LT_R_32F, F64: C.LT_R_64F, BF16: C.LT_R_16BF}
+	types := [...]C.int{F32: C.LT_R_32F, F64: C.LT_R_64F, BF16: C.LT_R_16BF, F16: C.LT_R_16F}
 	y := C.blaslt_product{
 		in: types[x.In], out: types[x.Out], scale: C.LT_R_32F, compute: C.LT_COMPUTE_32F,
 		epilogue: C.LT_EPILOGUE_DEFAULT, trans_a: flag(x.TransA), trans_b: flag(x.TransB),

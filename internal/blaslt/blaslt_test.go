@@ -17,7 +17,7 @@ import (
 // drawProduct draws a small product, with gaps between rows and between the matrices of a batch.
 func drawProduct(t *rapid.T) Product {
 	size := rapid.IntRange(1, 9)
-	types := rapid.SampledFrom([][2]Type{{F32, F32}, {F64, F64}, {BF16, BF16}, {BF16, F32}}).Draw(t, "types")
+	types := rapid.SampledFrom([][2]Type{{F32, F32}, {F64, F64}, {BF16, BF16}, {BF16, F32}, {F16, F16}, {F16, F32}}).Draw(t, "types")
 	x := Product{
 		In: types[0], Out: types[1],
 		Rows: size.Draw(t, "rows"), Cols: size.Draw(t, "cols"), Depth: size.Draw(t, "depth"),
@@ -166,7 +166,7 @@ func TestProducts(t *testing.T) {
 				require.True(t, math.IsNaN(got[i]), "element %d in a gap was written", i)
 				continue
 			}
-			require.InDelta(t, w, got[i], math.Abs(w)*map[Type]float64{BF16: 1.0 / 256, F32: 1e-6}[x.Out], "element %d", i)
+			require.InDelta(t, w, got[i], math.Abs(w)*map[Type]float64{BF16: 1.0 / 256, F16: 1.0 / 2048, F32: 1e-6}[x.Out], "element %d", i)
 		}
 		require.Equal(t, vector, b.load(vm))
 		require.Equal(t, dv, b.load(cm))

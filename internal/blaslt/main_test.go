@@ -96,6 +96,8 @@ func (b *bench) store(typ Type, offset int, values ...float64) *matrix {
 			binary.NativeEndian.PutUint32(at, math.Float32bits(float32(v)))
 		case BF16:
 			binary.NativeEndian.PutUint16(at, uint16(half.ToBFloat16(float32(v))))
+		case F16:
+			binary.NativeEndian.PutUint16(at, uint16(half.ToFloat16(float32(v))))
 		}
 	}
 	require.NoError(b.t, b.stream.CopyToDevice(m.at(), h, 0, h.Len()))
@@ -120,6 +122,8 @@ func (b *bench) load(m *matrix) []float64 {
 			values[i] = float64(math.Float32frombits(binary.NativeEndian.Uint32(at)))
 		case BF16:
 			values[i] = float64(half.BFloat16(binary.NativeEndian.Uint16(at)).Float32())
+		case F16:
+			values[i] = float64(half.Float16(binary.NativeEndian.Uint16(at)).Float32())
 		}
 	}
 	require.NoError(b.t, h.Free())

@@ -18,13 +18,14 @@ const (
 	F32 Type = iota
 	F64
 	BF16
+	F16
 )
 
 // String names the type.
-func (t Type) String() string { return [...]string{"float32", "float64", "bfloat16"}[t] }
+func (t Type) String() string { return [...]string{"float32", "float64", "bfloat16", "float16"}[t] }
 
 // Size returns the bytes of an element.
-func (t Type) Size() int { return [...]int{4, 8, 2}[t] }
+func (t Type) Size() int { return [...]int{4, 8, 2, 2}[t] }
 
 // BiasAlign divides the address of a bias, of sums and of the argument of GELU.
 const BiasAlign = 16
@@ -32,7 +33,7 @@ const BiasAlign = 16
 // Product is the product D = op(A)·op(B) of batches of row-major matrices. It is comparable and can
 // be the key of a map of plans.
 type Product struct {
-	In, Out           Type // of A and B, and of D: the same, or BF16 and F32
+	In, Out           Type // of A and B, and of D: the same, or BF16 or F16 and F32
 	Rows, Cols, Depth int  // D is [Rows, Cols], op(A) [Rows, Depth], op(B) [Depth, Cols]
 	TransA, TransB    bool // whether A is stored as [Depth, Rows], and B as [Cols, Depth]
 	LDA, LDB, LDD     int  // elements from one row to the next in memory, 0 for rows without gaps
@@ -69,7 +70,7 @@ func (x Product) normal() (Product, error) {
 		return x, fmt.Errorf("blaslt: %v: %s", given, fmt.Sprintf(format, args...))
 	}
 	switch {
-	case x.In > BF16 || x.Out > BF16 || x.In != x.Out && (x.In != BF16 || x.Out != F32):
+	case x.In > F16 || x.Out > F16 || x.In != x.Out && (x.In.Size() > 2 || x.Out != F32):
 		return wrong("no product has these types")
 	case x.Rows < 1 || x.Cols < 1 || x.Depth < 1 || x.Batch < 1:
 		return wrong("an empty product")

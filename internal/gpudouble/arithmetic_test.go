@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // An instruction and what it means, by bits: of each argument those of its type, of the result as
@@ -241,6 +243,16 @@ var instructions = []instruction{
 	})},
 	{"cvt.rn.bf16.f32 D, A;", "b16 f32", long(func(a, _, _ uint64) uint64 { return bf16(a) })},
 	{"cvt.rn.bf16x2.f32 D, A, B;", "b32 f32 f32", long(func(a, b, _ uint64) uint64 { return bf16(a)<<16 | bf16(b) })},
+	{"cvt.rn.f16.f32 D, A;", "b16 f32", long(func(a, _, _ uint64) uint64 { return f16(a) })},
+	{"cvt.rn.f16x2.f32 D, A, B;", "b32 f32 f32", long(func(a, b, _ uint64) uint64 { return f16(a)<<16 | f16(b) })},
+	{"cvt.f32.f16 D, A;", "f32 b16", long(func(a, _, _ uint64) uint64 { return b32(half.Float16(a).Float32()) })},
+}
+
+func f16(a uint64) uint64 {
+	if isNaN(a, 32) {
+		return 0x7fff
+	}
+	return uint64(half.ToFloat16(f32(a)))
 }
 
 func bf16(a uint64) uint64 {

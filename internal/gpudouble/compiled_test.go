@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 var (
@@ -359,20 +360,28 @@ func (m *machine) atomics(t *testing.T) {
 // TestMatrices compares the instructions of tensor cores with the sum of products that they are.
 func TestMatrices(t *testing.T) {
 	m := newMachine(t)
-	f := function(t, m.load(matricesText), "product")
-	r := rand.New(rand.NewPCG(1, 2))
-	half := func(n int) []uint16 {
-		return sequence(n, func(int) uint16 { return uint16(bf16(b32(float32(r.NormFloat64())))) })
-	}
-	a, b := half(16*16), half(16*8)
-	y := values(make([]float32, 16*8))
-	require.NoError(t, m.run(f, 1, 32, 0, y, values(a), values(b), float32(-2), int32(3)))
-	for i, got := range decode[float32](y) {
-		var sum float64
-		for k := range 16 {
-			sum += float64(f32(uint64(a[i/8*16+k])<<16)) * float64(f32(uint64(b[k*8+i%8])<<16))
+	text := m.load(matricesText)
+	for name, number := range map[string]struct {
+		of func(a uint64) uint64
+		to func(bits uint16) float32
+	}{
+		"product":     {bf16, func(bits uint16) float32 { return half.BFloat16(bits).Float32() }},
+		"product_f16": {f16, func(bits uint16) float32 { return half.Float16(bits).Float32() }},
+	} {
+		r := rand.New(rand.NewPCG(1, 2))
+		random := func(n int) []uint16 {
+			return sequence(n, func(int) uint16 { return uint16(number.of(b32(float32(r.NormFloat64())))) })
 		}
-		require.InDelta(t, -6*sum, got, 1e-5)
+		a, b := random(16*16), random(16*8)
+		y := values(make([]float32, 16*8))
+		require.NoError(t, m.run(function(t, text, name), 1, 32, 0, y, values(a), values(b), float32(-2), int32(3)))
+		for i, got := range decode[float32](y) {
+			var sum float64
+			for k := range 16 {
+				sum += float64(number.to(a[i/8*16+k])) * float64(number.to(b[k*8+i%8]))
+			}
+			require.InDelta(t, -6*sum, got, 1e-5, name)
+		}
 	}
 }
 

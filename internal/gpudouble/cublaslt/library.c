@@ -116,7 +116,7 @@ EXPORT status cublasLtMatmulDescDestroy(handle h) { return object_end("cublasLtM
 EXPORT status cublasLtMatrixLayoutCreate(handle *out, int type, uint64_t rows, uint64_t cols, int64_t ld) {
   status s = double_enter("cublasLtMatrixLayoutCreate");
   if (s) return s;
-  if (!rows || !cols || ld < (int64_t)rows || (type != R_32F && type != R_64F && type != R_16BF)) {
+  if (!rows || !cols || ld < (int64_t)rows || (type != R_32F && type != R_64F && type != R_16F && type != R_16BF)) {
     double_misuse("cublasLtMatrixLayoutCreate: %lu × %lu of type %d, %ld apart", (unsigned long)rows, (unsigned long)cols, type, (long)ld);
     return INVALID_VALUE;
   }
@@ -180,7 +180,7 @@ EXPORT status cublasLtMatmulPreferenceSetAttribute(handle h, int attribute, cons
 // supported tells what the library answers to a product whose shapes agree.
 static status supported(const struct problem *p) {
   int in = p->a.type, out = p->d.type, wide = p->desc.compute == COMPUTE_64F;
-  if (in != p->b.type || (in == R_64F) != wide || (out != in && !(in == R_16BF && out == R_32F))) return NOT_SUPPORTED;
+  if (in != p->b.type || (in == R_64F) != wide || (out != in && !((in == R_16BF || in == R_16F) && out == R_32F))) return NOT_SUPPORTED;
   if (p->desc.compute == COMPUTE_32F_FAST_TF32 && in != R_32F) return NOT_SUPPORTED;
   if (p->desc.epilogue == EPILOGUE_DEFAULT) return SUCCESS;
   if (p->desc.epilogue == EPILOGUE_DGELU) {

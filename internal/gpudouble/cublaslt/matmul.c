@@ -20,6 +20,7 @@ struct job {
 static double get(const char *p, int type, int64_t i) {
   if (type == R_64F) return ((const double *)p)[i];
   if (type == R_32F) return ((const float *)p)[i];
+  if (type == R_16F) return (double)((const _Float16 *)p)[i];
   uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
   float f;
   memcpy(&f, &u, sizeof f);
@@ -42,6 +43,8 @@ static void put(char *p, int type, int64_t i, double x) {
     ((double *)p)[i] = x;
   else if (type == R_32F)
     ((float *)p)[i] = (float)x;
+  else if (type == R_16F)
+    ((_Float16 *)p)[i] = (_Float16)x;
   else
     ((uint16_t *)p)[i] = narrow(x);
 }

@@ -9,7 +9,7 @@
 
 const int type_sizes[TYPES] = {
   [PRED] = 4, [B8] = 1, [U8] = 1, [S8] = 1, [B16] = 2, [U16] = 2, [S16] = 2, [BF16] = 2, [F16] = 2,
-  [B32] = 4, [U32] = 4, [S32] = 4, [F32] = 4, [BF16X2] = 4, [B64] = 8, [U64] = 8, [S64] = 8, [F64] = 8,
+  [B32] = 4, [U32] = 4, [S32] = 4, [F32] = 4, [BF16X2] = 4, [F16X2] = 4, [B64] = 8, [U64] = 8, [S64] = 8, [F64] = 8,
 };
 
 // Modes. The bits of the control register are set around an instruction, for results and operands
@@ -236,6 +236,13 @@ static void bf16x2_of_floats(struct machine *x, const struct instruction *i, cha
   put_32(file, i->d[0], mask, out);
 }
 
+static void f16x2_of_floats(struct machine *x, const struct instruction *i, char *file, u32 mask) {
+  const float *a = (const float *)(file + i->a[0]), *b = (const float *)(file + i->a[1]);
+  u32 out[WARP];
+  LANES out[l] = f16_of(a[l]) << 16 | f16_of(b[l]);
+  put_32(file, i->d[0], mask, out);
+}
+
 static void bf16_of_float(struct machine *x, const struct instruction *i, char *file, u32 mask) {
   const float *a = (const float *)(file + i->a[0]);
   u32 out[WARP];
@@ -246,24 +253,14 @@ static void bf16_of_float(struct machine *x, const struct instruction *i, char *
 static void f16_of_float(struct machine *x, const struct instruction *i, char *file, u32 mask) {
   const float *a = (const float *)(file + i->a[0]);
   u32 out[WARP];
-  LANES {
-    _Float16 v = (_Float16)a[l];
-    u16 bits;
-    __builtin_memcpy(&bits, &v, 2);
-    out[l] = bits;
-  }
+  LANES out[l] = f16_of(a[l]);
   put_32(file, i->d[0], mask, out);
 }
 
 static void float_of_f16(struct machine *x, const struct instruction *i, char *file, u32 mask) {
   const u32 *a = (const u32 *)(file + i->a[0]);
   float out[WARP];
-  LANES {
-    u16 bits = (u16)a[l];
-    _Float16 v;
-    __builtin_memcpy(&v, &bits, 2);
-    out[l] = (float)v;
-  }
+  LANES out[l] = of_f16(a[l]);
   put_32(file, i->d[0], mask, out);
 }
 
@@ -271,7 +268,7 @@ static const struct { enum type to, from; execute *run; } fast[] = {
   {S64, S32, sign_extend}, {U64, S32, sign_extend}, {S64, U32, zero_extend}, {U64, U32, zero_extend},
   {U32, U64, low_half}, {U32, S64, low_half}, {S32, U64, low_half}, {S32, S64, low_half},
   {F32, S32, float_of_s32}, {F64, F32, double_of_float}, {F32, F64, float_of_double},
-  {BF16X2, F32, bf16x2_of_floats}, {BF16, F32, bf16_of_float}, {F16, F32, f16_of_float}, {F32, F16, float_of_f16},
+  {BF16X2, F32, bf16x2_of_floats}, {F16X2, F32, f16x2_of_floats}, {BF16, F32, bf16_of_float}, {F16, F32, f16_of_float}, {F32, F16, float_of_f16},
 };
 
 int convert_find(struct instruction *i) {
@@ -279,7 +276,7 @@ int convert_find(struct instruction *i) {
   for (size_t n = 0; n < sizeof fast / sizeof *fast; n++)
     if (!i->which && fast[n].to == i->type && fast[n].from == i->from) return i->run = fast[n].run, 1;
   if (!i->type || !i->from || i->type == PRED || i->from == PRED || i->type == BF16X2 || i->from == BF16X2 ||
-      i->type == F16 || i->from == F16) return 0;
+      i->type == F16 || i->from == F16 || i->type == F16X2 || i->from == F16X2) return 0;
   if (i->which && !from) return 0;
   if ((i->mode & SATURATE) && !(to && from)) return 0;
   i->run = to ? from ? float_to_float : integer_to_float : from ? float_to_integer : integer_to_integer;

@@ -57,7 +57,7 @@ static int low(struct parser *p, const struct instruction *i) {
 }
 
 // is_stored tells whether memory is read and written in a type.
-static int is_stored(enum type t) { return t != PRED && t != BF16 && t != BF16X2 && t != F16; }
+static int is_stored(enum type t) { return t != PRED && t != BF16 && t != BF16X2 && t != F16 && t != F16X2; }
 
 static void decode_load(struct parser *p, struct instruction *i, struct parts *s) {
   memory_space(i, s);
@@ -203,12 +203,12 @@ static void decode_convert(struct parser *p, struct instruction *i, struct parts
   float_mode(i, s);
   i->type = take_type(s);
   i->from = take_type(s);
-  need(p, s, convert_find(i) && !((i->type == BF16 || i->type == BF16X2 || i->type == F16) && i->mode));
+  need(p, s, convert_find(i) && !((i->type == BF16 || i->type == BF16X2 || i->type == F16 || i->type == F16X2) && i->mode));
   wrap(i);
   i->d[0] = result(p, slot_size(i->type));
   expect(p, ',');
   i->a[0] = slot_size(i->from) == 4 ? low(p, i) : value(p, 8);
-  if (i->type != BF16X2) return;
+  if (i->type != BF16X2 && i->type != F16X2) return;
   expect(p, ',');
   i->a[1] = value(p, 4);
 }
@@ -401,7 +401,8 @@ static void decode_matrix_load(struct parser *p, struct instruction *i, struct p
 
 static void decode_matrix_multiply(struct parser *p, struct instruction *i, struct parts *s) {
   static const int counts[] = {4, 2, 4};
-  need(p, s, is(s->whole, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"));
+  i->which = is(s->whole, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32");
+  need(p, s, i->which || is(s->whole, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"));
   s->taken = ~0u;
   int n = elements(p, i->d, 4, 4, result), at = 0;
   for (int k = 0; k < 4; k++) need(p, s, n == 4 && i->d[k] >= 0);

@@ -31,7 +31,7 @@ static const u32 everyone = ~0u;
 #define LANES for (int l = 0; l < WARP; l++)
 #define EACH(l, mask) for (u32 m_ = (mask), l = 0; m_ && (l = (u32)__builtin_ctz(m_), 1); m_ &= m_ - 1)
 
-enum type { NO_TYPE, PRED, B8, U8, S8, B16, U16, S16, BF16, F16, B32, U32, S32, F32, BF16X2, B64, U64, S64, F64, TYPES };
+enum type { NO_TYPE, PRED, B8, U8, S8, B16, U16, S16, BF16, F16, B32, U32, S32, F32, BF16X2, F16X2, B64, U64, S64, F64, TYPES };
 extern const int type_sizes[TYPES];
 
 // Spaces of memory. Generic addresses are those of global memory but for these windows.
@@ -251,6 +251,20 @@ static inline float of_bf16(u32 bits) {
   bits <<= 16;
   __builtin_memcpy(&f, &bits, 4);
   return f;
+}
+
+static inline u32 f16_of(float f) {
+  _Float16 v = (_Float16)f;
+  u16 bits;
+  __builtin_memcpy(&bits, &v, 2);
+  return f != f ? 0x7fff : bits;
+}
+
+static inline float of_f16(u32 bits) {
+  u16 low = (u16)bits;
+  _Float16 v;
+  __builtin_memcpy(&v, &low, 2);
+  return (float)v;
 }
 
 #endif

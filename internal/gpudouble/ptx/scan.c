@@ -72,7 +72,7 @@ int same(struct word a, struct word b) { return a.length == b.length && !memcmp(
 
 static const char *const type_names[TYPES] = {
   [PRED] = "pred", [B8] = "b8", [U8] = "u8", [S8] = "s8", [B16] = "b16", [U16] = "u16", [S16] = "s16", [BF16] = "bf16", [F16] = "f16",
-  [B32] = "b32", [U32] = "u32", [S32] = "s32", [F32] = "f32", [BF16X2] = "bf16x2",
+  [B32] = "b32", [U32] = "u32", [S32] = "s32", [F32] = "f32", [BF16X2] = "bf16x2", [F16X2] = "f16x2",
   [B64] = "b64", [U64] = "u64", [S64] = "s64", [F64] = "f64",
 };
 

@@ -89,25 +89,26 @@ void reduce_warp(struct machine *x, const struct instruction *i, char *file, u32
   put_32(file, i->d[0], mask, out);
 }
 
-// matrix_multiply adds the product of 16x16 and 16x8 numbers in bf16 to 16x8 in f32: lane 4g+t has
+// matrix_multiply adds the product of 16x16 and 16x8 numbers in bf16 or f16 to 16x8 in f32: lane 4g+t has
 // rows g and g+8, and columns 2t, 2t+1, 2t+8 and 2t+9, as the manual of PTX draws it.
 void matrix_multiply(struct machine *x, const struct instruction *i, char *file, u32 mask) {
   typedef double row __attribute__((vector_size(8 * sizeof(double))));
   double a[16][16];
   row b[16], c[16];
+  float (*number)(u32) = i->which ? of_f16 : of_bf16;
   if (mask != everyone) fail(x, 0, PTX_FAILED, "a warp without some of its lanes");
   LANES {
     int g = l >> 2, t = l & 3;
     for (int r = 0; r < 4; r++) {
       u32 pair = ((u32 *)(file + i->a[r]))[l];
       int n = g + (r & 1) * 8, column = t * 2 + (r >> 1) * 8;
-      a[n][column] = of_bf16(pair & 0xffff);
-      a[n][column + 1] = of_bf16(pair >> 16);
+      a[n][column] = number(pair & 0xffff);
+      a[n][column + 1] = number(pair >> 16);
     }
     for (int r = 0; r < 2; r++) {
       u32 pair = ((u32 *)(file + i->a[4 + r]))[l];
-      b[t * 2 + r * 8][g] = of_bf16(pair & 0xffff);
-      b[t * 2 + r * 8 + 1][g] = of_bf16(pair >> 16);
+      b[t * 2 + r * 8][g] = number(pair & 0xffff);
+      b[t * 2 + r * 8 + 1][g] = number(pair >> 16);
     }
     for (int r = 0; r < 4; r++) c[g + (r >> 1) * 8][t * 2 + (r & 1)] = ((float *)(file + i->a[6 + r]))[l];
   }
