@@ -39,7 +39,7 @@ var activationKinds = map[exec.Kind]lowering{
 
 // lots returns the number of threads for a kernel of kernels/map.h over n elements.
 func (b *builder) lots(n int) int {
-	if b.kind == "bf16" {
+	if b.size() == 2 {
 		return parts(n, 8)
 	}
 	return n

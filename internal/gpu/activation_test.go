@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
-	"github.com/gofsdp/gofsdp/internal/gpu/gputest"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
@@ -47,7 +46,7 @@ func TestSlopesAtTheEnds(t *testing.T) {
 			u.set(dy, func(int, float64) float64 { return 1 })
 			y, err := f.of(x)
 			in, frame := u.instr(gradient(u, y, 0, x), err, u.low(), []exec.Value{values, dy})
-			require.Equal(u, slices.Repeat(f.want, 2), gputest.Floats(u.Run(u, in, frame, false)), "%v", in.Op)
+			require.Equal(u, slices.Repeat(f.want, 2), u.Floats(u.Run(u, in, frame, false)), "%v", in.Op)
 		}
 	})
 }

@@ -62,7 +62,12 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *a
 		a.bias, args = operandAddress(args[0]), args[1:]
 	}
 	a.rest, args = args[:rest], args[rest:]
-	if a.columns, b.slow = a.padded(b.kind); a.columns > 0 && b.engine.Hopper {
+	a.columns, b.slow = a.padded(b.kind)
+	switch {
+	case a.columns == 0 || !b.engine.Hopper:
+	case b.engine.Float16:
+		b.slow = "attention in float16 by mma.sync, because there is no kernel with wgmma"
+	default:
 		if a.hopper, err = b.engine.wgmma(a.columns); err != nil {
 			return nil, err
 		}
@@ -92,7 +97,7 @@ func (a *attention) split(o exec.Operand) (q, k, v address) {
 }
 
 // size returns the bytes of a value that the kernels read and write.
-func (b *builder) size() int { return map[string]int{"bf16": 2, "f32": 4, "f64": 8}[b.kind] }
+func (b *builder) size() int { return elementTypes[b.kind].Size() }
 
 // padded returns the number of columns to which the kernels with tensor cores pad the heads. If
 // they do not support the values, it returns 0 and the reason.
@@ -102,7 +107,7 @@ func (a *attention) padded(kind string) (columns int, why string) {
 		offsets |= o.Offset
 	}
 	switch {
-	case kind != "bf16":
+	case kind == "f32", kind == "f64":
 		return 0, "attention in float" + kind[1:] + ", without tensor cores"
 	case a.d > 128:
 		return 0, fmt.Sprintf("attention heads of %d columns, over 128", a.d)
@@ -152,11 +157,21 @@ func block(operation string, columns int, hopper bool) (family string, shared in
 // flash launches a kernel with tensor cores. A block processes 128 rows of a head.
 func (b *builder) flash(a *attention, operation string, grid [3]int, args ...any) error {
 	family, shared := block(operation, a.columns, a.hopper)
-	if _, err := b.engine.attentionFunction(family, operation, a.columns, shared); err != nil {
+	name := b.engine.flashName(family, operation, a.columns)
+	if _, err := b.engine.attentionFunction(name, shared); err != nil {
 		return err
 	}
 	args = append(append(args, 1/a.Scale), a.shape()...)
-	return b.launch(fmt.Sprintf("%s%d_%s", family, a.columns, operation), grid, [3]int{256, 1, 1}, shared, args...)
+	return b.launch(name, grid, [3]int{256, 1, 1}, shared, args...)
+}
+
+// flashName returns the name of a kernel with tensor cores.
+func (e *Engine) flashName(family, operation string, columns int) string {
+	kind := ""
+	if e.Float16 {
+		kind = e.half()
+	}
+	return fmt.Sprintf("%s%d%s_%s", family, columns, kind, operation)
 }
 
 func attentionForward(joined, biased bool) lowering {
@@ -222,7 +237,7 @@ func (b *builder) attentionGrad(a *attention, g gradients) error {
 func (b *builder) flashGrad(a *attention, g gradients) error {
 	queries := parts(a.tq, 128)
 	err := cmp.Or(
-		b.warps(fmt.Sprintf("flash%d_delta", a.columns), a.stats(), g.delta...),
+		b.warps(b.engine.flashName("flash", "delta", a.columns), a.stats(), g.delta...),
 		b.flash(a, "dq", [3]int{queries, a.Heads, a.batch}, g.arguments(g.q)...),
 		b.flash(a, "dkv", [3]int{parts(a.tk, 128), a.KVHeads, a.batch}, g.arguments(g.k, g.v)...),
 	)

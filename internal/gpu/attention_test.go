@@ -149,7 +149,7 @@ func exact(u *use) runner {
 	return func(n *G.Node, _ exec.Form, args ...exec.Value) exec.Value {
 		op := n.Op().(*exec.Op)
 		f := &exec.Frame{Op: op, In: args, Out: u.value(exec.Form{}, op.Shape...)}
-		f.Out.Bytes = exec.Bytes(gputest.Reference(u, exec.Instr{Op: op}, f))
+		f.Out.Bytes = exec.Bytes(u.Reference(u, exec.Instr{Op: op}, f))
 		return f.Out
 	}
 }
@@ -189,9 +189,13 @@ func TestFlashAttention(t *testing.T) {
 	})
 	major, minor := m.Device.Capability()
 	require.Equal(t, major == 9 && minor == 0, m.Engine.Hopper)
-	families := []bool{false}
+	type family struct {
+		hopper, float16 bool
+		rounding        float64 // relative to that of bfloat16
+	}
+	families := []family{{rounding: 1}, {float16: true, rounding: 1. / 8}}
 	if m.Engine.Hopper {
-		families = append(families, true)
+		families = append(families, family{hopper: true, rounding: 1})
 	}
 	cases := []attention{ // both have more tiles than buffers
 		{Attention: ops.Attention{Heads: 1, KVHeads: 1}, batch: 1, d: 128, tq: 33, tk: 300},
@@ -206,11 +210,13 @@ func TestFlashAttention(t *testing.T) {
 		}
 		u := of(nil, tensor.Float64)
 		exactY, exactGrad := a.run(u, exact(u))
-		for _, m.Engine.Hopper = range families {
+		for _, f := range families {
+			m.Engine.Hopper, m.Engine.Float16 = f.hopper, f.float16
 			u = of(m, tensor.Float32)
+			u.tol *= f.rounding
 			y, grad := a.run(u, device(u))
-			require.Less(t, distance(y, exactY), 3e-3, "%+v", a)
-			require.Less(t, distance(grad, exactGrad), 4e-3, "%+v", a)
+			require.Less(t, u.distance(y, exactY), 3e-3*f.rounding, "%+v", a)
+			require.Less(t, u.distance(grad, exactGrad), 4e-3*f.rounding, "%+v", a)
 		}
 	}
 	if m.CUDA != nil {
@@ -239,6 +245,8 @@ func TestWgmmaThatDisagrees(t *testing.T) {
 	require.Empty(t, reason(), "compared once")
 	m = gputest.New(t)
 	require.Equal(t, "attention by mma.sync, because wgmma has other results on this GPU", reason())
+	m.Engine.Float16 = true
+	require.Equal(t, "attention in float16 by mma.sync, because there is no kernel with wgmma", reason())
 }
 
 // TestAttentionElsewhere checks that other devices do not load kernels for compute capability 9.0.
@@ -272,13 +280,14 @@ func TestWindowOnBothSides(t *testing.T) {
 	require.ErrorContains(t, err, "there are no kernels for a window of 3 without Causal: train the model on the CPU")
 }
 
-// distance returns the length of the difference of what is in bfloat16 in v, relative to what it
-// should be.
-func distance(v, want exec.Value) float64 {
+// distance returns the length of the difference of the elements of 16 bits of v, relative to what
+// they should be.
+func (u *use) distance(v, want exec.Value) float64 {
 	low, _ := v.Parts()
 	var d, all float64
-	for i, w := range exec.Data[float64](want.Bytes)[:len(low)] {
-		d, all = d+(w-float64(low[i].Float32()))*(w-float64(low[i].Float32())), all+w*w
+	for i, x := range u.Floats(v)[:len(low)] {
+		w := exec.Data[float64](want.Bytes)[i]
+		d, all = d+(w-x)*(w-x), all+w*w
 	}
 	return math.Sqrt(d / max(all, 1e-6))
 }

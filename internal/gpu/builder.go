@@ -57,7 +57,7 @@ func (e *Engine) Slow(in *exec.Instr) string {
 	if attentionKinds[in.Op.Kind] == nil {
 		return ""
 	}
-	b := &builder{Program: &Program{engine: &Engine{Hopper: e.Hopper, agrees: e.agrees}}}
+	b := &builder{Program: &Program{engine: &Engine{Hopper: e.Hopper, Float16: e.Float16, agrees: e.agrees}}}
 	if err := b.add(in); err != nil { // Compile returns it
 		return ""
 	}
@@ -85,7 +85,7 @@ type builder struct {
 	bias    *exec.Instr // for the gradient of the bias, if the instruction is for the gradient of its weight and computes both
 	scratch int         // scratch bytes that the instruction has taken
 	slow    string      // why its kernels are slow, or ""
-	kind    string      // storage type of its values: f32, f64, bf16
+	kind    string      // storage type of its values: f32, f64, bf16, f16
 }
 
 // Compile compiles a program whose instructions do not run in blocks (exec.Signature.Apart).
@@ -147,11 +147,19 @@ func (b *builder) add(in *exec.Instr) error {
 	b.op, b.update, b.scratch, b.slow, b.kind = in.Op, in.Update, 0, "", "f32"
 	switch {
 	case in.Half:
-		b.kind = "bf16"
+		b.kind = b.engine.half()
 	case in.Out.DType == tensor.Float64:
 		b.kind = "f64"
 	}
 	return lower(in.Op.Kind)(b, in)
+}
+
+// half returns the storage type of values of 16 bits.
+func (e *Engine) half() string {
+	if e.Float16 {
+		return "f16"
+	}
+	return "bf16"
 }
 
 // constant returns memory with the given bytes, or nil without a device.

@@ -21,10 +21,13 @@ import (
 
 // storages are the ways to store values, with the tolerance of results.
 var storages = []struct {
-	dtype tensor.Dtype
-	half  bool
-	tol   float64
-}{{tensor.Float32, false, 1e-5}, {tensor.Float64, false, 1e-12}, {tensor.Float32, true, 1.0 / 128}}
+	dtype         tensor.Dtype
+	half, float16 bool
+	tol           float64
+}{
+	{tensor.Float32, false, false, 1e-5}, {tensor.Float64, false, false, 1e-12},
+	{tensor.Float32, true, false, 1.0 / 128}, {tensor.Float32, true, true, 1.0 / 1024},
+}
 
 // property checks operations on values of random shapes, stored in any way, that may be views. Extents
 // are around those of warps and blocks.
@@ -32,6 +35,7 @@ func property(t *testing.T, f func(rt *rapid.T, u *use)) {
 	m := gputest.New(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		s := rapid.SampledFrom(storages).Draw(rt, "storage")
+		m.Engine.Float16 = s.float16
 		m.Shift = rapid.SampledFrom([]int{0, 0, 1, 2, 8}).Draw(rt, "elements before each argument")
 		seed := rapid.Uint64().Draw(rt, "seed")
 		f(rt, &use{rt, m, s.dtype, s.half, s.tol, G.NewGraph(), rand.New(rand.NewPCG(seed, 1))})
@@ -84,7 +88,7 @@ func (u *use) ints(shape ...int) *G.Node {
 	return G.NewTensor(u.graph, tensor.Int, len(shape), G.WithShape(shape...))
 }
 
-// value returns random numbers. All of them are bfloat16, so that they are the same in each form.
+// value returns random numbers. They are the same in each form, because bfloat16 holds them, and float16 unless they are tiny.
 func (u *use) value(form exec.Form, shape ...int) exec.Value {
 	v := exec.Value{Shape: shape, DType: u.dtype, Form: form}
 	n := exec.Numel(v.Shape)
@@ -102,7 +106,7 @@ func (u *use) value(form exec.Form, shape ...int) exec.Value {
 	}
 	low, wide := v.Parts()
 	for i := range low {
-		low[i] = u.number()
+		low[i] = u.Narrow(u.number().Float32())
 	}
 	for i := range wide {
 		wide[i] = u.number().Float32()
@@ -113,12 +117,12 @@ func (u *use) value(form exec.Form, shape ...int) exec.Value {
 // set changes the numbers of v, which are all of one type.
 func (u *use) set(v exec.Value, f func(i int, x float64) float64) {
 	low, wide := v.Parts()
-	for i, x := range gputest.Floats(v) {
+	for i, x := range u.Floats(v) {
 		switch x = f(i, x); {
 		case v.DType == tensor.Float64:
 			exec.Data[float64](v.Bytes)[i] = x
 		case v.Form.Half:
-			low[i] = half.ToBFloat16(float32(x))
+			low[i] = u.Narrow(float32(x))
 		default:
 			wide[i] = float32(x)
 		}

@@ -44,9 +44,9 @@ func convert(b *builder, in *exec.Instr) error {
 	b.move(operandAddress(y).plus(yTail+4*max(0, xn-yn)), operandAddress(x).plus(xTail+4*max(0, yn-xn)), 4*(n-max(xn, yn)))
 	switch {
 	case xn > both:
-		return b.threads("elements_widen", xn-both, operandAddress(y).plus(yTail), operandAddress(x).plus(2*both), uint64(xn-both))
+		return b.threads("elements_widen_"+b.engine.half(), xn-both, operandAddress(y).plus(yTail), operandAddress(x).plus(2*both), uint64(xn-both))
 	case yn > both:
-		return b.threads("elements_narrow", yn-both, operandAddress(y).plus(2*both), operandAddress(x).plus(xTail), uint64(yn-both))
+		return b.threads("elements_narrow_"+b.engine.half(), yn-both, operandAddress(y).plus(2*both), operandAddress(x).plus(xTail), uint64(yn-both))
 	}
 	return nil
 }

@@ -42,7 +42,10 @@ type Engine struct {
 	// TF32 lets products round factors in float32 to TF32, for tensor cores. It applies to programs
 	// compiled later, but not to Multiply.
 	TF32 bool
-	// SlopesInProducts makes products in bfloat16 multiply by the slope of GELU, where cuBLASLt can do
+	// Float16 is whether values of 16 bits (exec.Form.Half) are in float16 instead of bfloat16. It
+	// applies to programs compiled later.
+	Float16 bool
+	// SlopesInProducts makes products of 16 bits multiply by the slope of GELU, where cuBLASLt can do
 	// so. It applies to programs compiled later. New sets it for compute capability 9.0: on others a
 	// kernel of its own may be faster.
 	SlopesInProducts bool

@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 
@@ -105,7 +104,7 @@ func (e *Engine) runCompared(columns int, hopper bool, in, out uintptr) error {
 
 func (e *Engine) launchCompared(operation string, columns int, hopper bool, grid [3]int, args ...any) error {
 	family, shared := block(operation, columns, hopper)
-	f, err := e.attentionFunction(family, operation, columns, shared)
+	f, err := e.attentionFunction(e.flashName(family, operation, columns), shared)
 	if err != nil {
 		return err
 	}
@@ -114,8 +113,8 @@ func (e *Engine) launchCompared(operation string, columns int, hopper bool, grid
 
 // attentionFunction returns a kernel with tensor cores that may use shared bytes, or nil without a
 // device.
-func (e *Engine) attentionFunction(family, operation string, columns, shared int) (f *device.Function, err error) {
-	if f, err = e.Function(fmt.Sprintf("%s%d_%s", family, columns, operation)); err == nil && f != nil {
+func (e *Engine) attentionFunction(name string, shared int) (f *device.Function, err error) {
+	if f, err = e.Function(name); err == nil && f != nil {
 		err = f.SetShared(shared)
 	}
 	return f, err

@@ -80,7 +80,7 @@ func geluLinearGradX(b *builder, in *exec.Instr) (err error) {
 		}
 		return b.each("activation_backward", b.lots(n*cols), d, x, d, uint64(n*cols), actGELUTanh)
 	})
-	if err == nil && b.engine.SlopesInProducts && b.kind == "bf16" && cols%8 == 0 {
+	if err == nil && b.engine.SlopesInProducts && b.size() == 2 && cols%8 == 0 {
 		f.gelu = &x
 		j.together, err = b.collect(func() error { return b.product(shape, f) })
 	}

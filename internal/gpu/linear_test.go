@@ -66,10 +66,10 @@ func TestGradientsOfWeightAndBias(t *testing.T) {
 			slices.Reverse(list)
 			slices.Reverse(fs)
 		}
-		want := [][]float64{gputest.Reference(u, list[0], fs[0]), gputest.Reference(u, list[1], fs[1])}
+		want := [][]float64{u.Reference(u, list[0], fs[0]), u.Reference(u, list[1], fs[1])}
 		products, launches := u.calls()
 		for i, v := range u.Gradients(u, list, fs) {
-			require.InDeltaSlice(u, want[i], gputest.Floats(v), u.tol*10)
+			require.InDeltaSlice(u, want[i], u.Floats(v), u.tol*10)
 		}
 		if u.dtype == tensor.Float64 || u.CUDA == nil {
 			return
@@ -303,7 +303,7 @@ func TestLinearLossOfNoClass(t *testing.T) {
 		node, err := lookUp(ops.KindLinearLoss).Apply(kernel.Loss{Ignore: -1}, u.node(n, d), u.node(classes, d), u.ints(n))
 		require.NoError(u, err)
 		in, f := u.instruction(node.Op().(*exec.Op), u.tail(2*n), []exec.Value{u.value(u.low(), n, d), u.value(u.low(), classes, d), targets})
-		losses := gputest.Floats(u.Run(u, in, f, false))[n*d:][:n]
+		losses := u.Floats(u.Run(u, in, f, false))[n*d:][:n]
 		require.True(u, math.IsNaN(losses[0]) && !math.IsNaN(losses[1]) && math.IsNaN(losses[2]), losses)
 	})
 }

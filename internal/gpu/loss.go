@@ -86,7 +86,7 @@ func (b *builder) countedMean(to address, losses any, targets exec.Operand, igno
 
 // wideKind returns the storage type of the results that Row.Shapes marks f32.
 func (b *builder) wideKind() string {
-	if b.kind == "bf16" {
+	if b.size() == 2 {
 		return "f32"
 	}
 	return b.kind

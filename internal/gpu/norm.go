@@ -57,7 +57,7 @@ func normGrad(b *builder, in *exec.Instr) error {
 	sums := b.temp(parts(n, each) * k * d * size)
 	var err error
 	if threads := parts(d, 16*32) * 32; in.Half && d%8 == 0 && threads <= widest && aligned(operands...) {
-		err = b.launch("norm_backward_bf16x8", [3]int{parts(n, each), 1, 1}, [3]int{threads, 1, 1}, 0,
+		err = b.launch("norm_backward_"+b.kind+"x8", [3]int{parts(n, each), 1, 1}, [3]int{threads, 1, 1}, 0,
 			in.Out, sums, x, gain, stats, dy, y, int32(n), int32(d), int32(each), k > 1)
 	} else {
 		means := b.temp(2 * n * size)

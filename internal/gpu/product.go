@@ -216,9 +216,12 @@ func (b *builder) product(x blaslt.Product, f factors) (err error) {
 	return nil
 }
 
+// elementTypes are the types by storage type.
+var elementTypes = map[string]blaslt.Type{"f32": blaslt.F32, "f64": blaslt.F64, "bf16": blaslt.BF16, "f16": blaslt.F16}
+
 // element returns the type of the instruction's values.
 func (b *builder) element() blaslt.Type {
-	return map[string]blaslt.Type{"f32": blaslt.F32, "f64": blaslt.F64, "bf16": blaslt.BF16}[b.kind]
+	return elementTypes[b.kind]
 }
 
 // wide returns the type of values that Row.Shapes marks f32.
@@ -232,7 +235,7 @@ func (b *builder) wide() blaslt.Type {
 // result returns the type of the result of an operation that writes either.
 func (b *builder) result(in *exec.Instr) blaslt.Type {
 	if in.Out.Form.Half {
-		return blaslt.BF16
+		return elementTypes[b.engine.half()]
 	}
 	return b.wide()
 }

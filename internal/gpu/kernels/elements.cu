@@ -11,12 +11,14 @@ template <class E> DEVICE void add(E *y, const E *a, const E *b, u64 n) {
   KERNEL elements_accumulate_##T(E *y, const E *x, u64 n) { add(y, y, x, n); }
 TYPES(ADD)
 
-KERNEL elements_narrow(bf16 *y, const float *x, u64 n) {
-  INDEX(n);
-  narrow(y[i], x[i]);
-}
-
-KERNEL elements_widen(float *y, const bf16 *x, u64 n) {
-  INDEX(n);
-  y[i] = wide(x[i]);
-}
+#define CONVERT(T, E) \
+  KERNEL elements_narrow_##T(E *y, const float *x, u64 n) { \
+    INDEX(n); \
+    narrow(y[i], x[i]); \
+  } \
+  KERNEL elements_widen_##T(float *y, const E *x, u64 n) { \
+    INDEX(n); \
+    y[i] = wide(x[i]); \
+  }
+CONVERT(bf16, bf16)
+CONVERT(f16, f16)

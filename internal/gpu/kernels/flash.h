@@ -1,6 +1,6 @@
-// Attention of bfloat16 by tensor cores: FlashAttention-2 (Dao 2023, arXiv:2307.08691) with mma.sync, which
+// Attention of 16 bits by tensor cores: FlashAttention-2 (Dao 2023, arXiv:2307.08691) with mma.sync, which
 // every GPU since Ampere has. Heads have up to 64 or 128 columns, a multiple of 8; those that are missing
-// count as zeros. Weights and the gradients of scores are rounded to bfloat16 for their products, and all
+// count as zeros. Weights and the gradients of scores are rounded to 16 bits for their products, and all
 // sums are float32. q, k, v and dout are aligned to 16 bytes; scale is positive.
 //
 // Registers of sm_80, sm_90, sm_100 by ptxas 12.9:
@@ -9,6 +9,14 @@
 //	128 columns   200, 204, 212   26, 27, 27   249, 244, 244   255, 255, 255   233, 223, 234
 #pragma once
 #include "attention.h"
+
+// half is the type of q, k, v and their gradients. A file that includes this may choose it.
+#ifndef HALF
+#define HALF bf16
+#endif
+typedef HALF half;
+#define TEXT(x) #x
+#define NAME(x) TEXT(x)
 
 #define LOG2E 1.44269504f
 #define THREADS 256  // of a block: 8 warps
@@ -30,20 +38,20 @@ DEVICE void ldmatrix4_transposed(u32 *r, u32 at) {
 }
 // mma adds a [16, 16] times b [16, 8] to c [16, 8].
 DEVICE void mma(float *c, const u32 *a, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME(HALF) "." NAME(HALF) ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEVICE float exp2_(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
-// A tile is rows of HD bfloat16 in shared memory. The 16-byte pieces of a row are swapped about, so that
+// A tile is rows of HD halves in shared memory. The 16-byte pieces of a row are swapped about, so that
 // the 8 rows of a matrix lie in different banks.
 template <int HD> struct tile {
   __device__ static u32 at(u32 base, int row, int piece) { return base + row * HD * 2 + ((piece ^ (row & 7)) << 4); }
   // load begins to copy ROWS rows of d columns. Those from valid on become 0.
-  template <int ROWS> __device__ static void load(u32 base, const bf16 *from, u64 stride, int valid, int d) {
+  template <int ROWS> __device__ static void load(u32 base, const half *from, u64 stride, int valid, int d) {
     constexpr int PIECES = HD / 8, STEP = THREADS / PIECES;
     int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-    const bf16 *next = from + row * stride + piece * 8;
+    const half *next = from + row * stride + piece * 8;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP, next += STEP * stride) {
       bool given = row + r < valid && piece * 8 < d;
@@ -70,7 +78,7 @@ template <int HD> struct tile {
 // left returns 16 columns of a result, those from 16*s on, as the left side of a product.
 DEVICE void left(u32 *a, float (*c)[4], int s) {
 #pragma unroll
-  for (int i = 0; i < 4; i++) a[i] = narrow2(c[2 * s + i / 2][i % 2 * 2], c[2 * s + i / 2][i % 2 * 2 + 1]);
+  for (int i = 0; i < 4; i++) a[i] = two<half>::narrow(c[2 * s + i / 2][i % 2 * 2], c[2 * s + i / 2][i % 2 * 2 + 1]);
 }
 
 // A thread has elements e of parts n of a result: row lane/4 + e/2*8, column n*8 + lane%4*2 + e%2.
@@ -78,7 +86,7 @@ DEVICE void left(u32 *a, float (*c)[4], int s) {
   _Pragma("unroll") for (int n = 0; n < (N) / 8; n++) \
   _Pragma("unroll") for (int e = 0; e < 4; e++)
 
-typedef shape<bf16> size;
+typedef shape<half> size;
 
 // partly tells whether of the queries [i, i+ni) some do not see one of the keys [j, j+nj).
 DEVICE bool partly(const size &s, int i, int ni, int j, int nj) {
@@ -126,7 +134,7 @@ DEVICE void bound(float (*c)[4], const size &s, int batch, int head, const i64 *
 
 // A block for each M queries of a head, which goes over the keys in tiles of N.
 template <int HD>
-DEVICE void forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias, float inverse,
+DEVICE void forward(half *out, float *lse, const half *q, const half *k, const half *v, const i64 *mask, const float *bias, float inverse,
                     const size &s) {
   constexpr int N = 64, TILE = N * HD * 2;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -136,7 +144,7 @@ DEVICE void forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const b
   int begin = s.lo(batch, first) / N, end = (s.hi(batch, min(first + M, s.tq) - 1) + N - 1) / N;
   k += s.k(batch, head, 0), v += s.k(batch, head, 0);
   tile<HD>::template load<M>(sq, q + s.q(batch, head, first), s.qs, s.tq - first, s.d);
-  auto fetch = [&](u32 to, const bf16 *from, int j) {
+  auto fetch = [&](u32 to, const half *from, int j) {
     if (j < end) tile<HD>::template load<N>(to + (j & 1) * TILE, from + (u64)j * N * s.ks, s.ks, s.tk - j * N, s.d);
     commit();
   };
@@ -209,7 +217,7 @@ DEVICE void forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const b
     u32 *to = (u32 *)(out + s.out(batch, head, r));
 #pragma unroll
     for (int n = 0; n < HD / 8; n++)
-      if (n * 8 < s.d) to[n * 4 + lane % 4] = narrow2(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
+      if (n * 8 < s.d) to[n * 4 + lane % 4] = two<half>::narrow(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
     if (lane % 4 == 0) lse[s.stat(batch, head, r)] = all == 0.f ? -INFINITY : top[h] * s.scale + __logf(all);
   }
 }
@@ -224,7 +232,7 @@ DEVICE void rows_delta(float *y, const u32 *out, const u32 *dout, int heads, int
   float sum = 0.f;
   for (int c = lane; c < d / 2; c += 32) {
     u32 a = out[at + c], b = dout[at + c];
-    sum += __uint_as_float(a << 16) * __uint_as_float(b << 16) + __uint_as_float(a & 0xffff0000u) * __uint_as_float(b & 0xffff0000u);
+    sum += two<half>::lo(a) * two<half>::lo(b) + two<half>::hi(a) * two<half>::hi(b);
   }
   sum = warp_sum(sum);
   if (!lane) y[row] = sum;
@@ -246,7 +254,7 @@ DEVICE float2 statistics(const float *lse, const float *delta, int i, int tq) {
 //	dq = scale·ds·t1               q, dout       k, v
 //	dk = scale·ds·t1   dv = p·t2   k, v          q, dout
 template <int HD, int N, bool KEYS>
-DEVICE void backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse,
+DEVICE void backward(half *d1, half *d2, const half *q, const half *k, const half *v, const half *dout, const float *lse,
                      const float *delta, const i64 *mask, const float *bias, float inverse, const size &s) {
   constexpr int TILE = N * HD * 2;
   static_assert(M * HD * 2 <= 4 * TILE, "rows and tiles share memory");
@@ -258,7 +266,7 @@ DEVICE void backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, const bf1
   u32 a1[HD / 16][4], a2[HD / 16][4];
 #pragma unroll
   for (int side = 0; side < 2; side++) {
-    const bf16 *from = KEYS ? (side ? v : k) + s.k(batch, head, first) : side ? dout + s.out(batch, head, first) : q + s.q(batch, head, first);
+    const half *from = KEYS ? (side ? v : k) + s.k(batch, head, first) : side ? dout + s.out(batch, head, first) : q + s.q(batch, head, first);
     tile<HD>::template load<M>(shared, from, KEYS ? s.ks : side ? wide_row : s.qs, rows - first, s.d);
     commit();
     arrived<0>();
@@ -356,15 +364,15 @@ DEVICE void backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, const bf1
 #pragma unroll
     for (int n = 0; n < HD / 8; n++) {
       if (n * 8 >= s.d) break;
-      to1[n * 4 + lane % 4] = hidden ? 0 : narrow2(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
-      if (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : narrow2(x2[KEYS ? n : 0][2 * i], x2[KEYS ? n : 0][2 * i + 1]);
+      to1[n * 4 + lane % 4] = hidden ? 0 : two<half>::narrow(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
+      if (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : two<half>::narrow(x2[KEYS ? n : 0][2 * i], x2[KEYS ? n : 0][2 * i + 1]);
     }
   }
 }
 
 // bias_grad sums the gradients of scores over the batch. A block has M queries and N keys of a head.
 template <int HD>
-DEVICE void bias_grad(float *dbias, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, const float *delta,
+DEVICE void bias_grad(float *dbias, const half *q, const half *k, const half *v, const half *dout, const float *lse, const float *delta,
                       const i64 *mask, const float *bias, float inverse, int batch, const size &s) {
   constexpr int N = 64;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -415,25 +423,25 @@ DEVICE void bias_grad(float *dbias, const bf16 *q, const bf16 *k, const bf16 *v,
 }
 
 // Blocks: (rows/M rounded up, heads of the rows, B); of dbias (tq/M rounded up times tk/64 rounded up,
-// heads). Dynamic shared memory: that of M + 4*64 rows of HD bfloat16 for forward, of 2*M + 2*64 for dbias,
+// heads). Dynamic shared memory: that of M + 4*64 rows of HD halves for forward, of 2*M + 2*64 for dbias,
 // of 4*N for the others. inverse is 1/scale.
-#define FLASH(HD, N) \
-  KERNEL flash##HD##_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias, \
-                            float inverse, SHAPE(bf16)) { \
+#define FLASH(FAMILY, HD, N) \
+  KERNEL FAMILY##_forward(half *out, float *lse, const half *q, const half *k, const half *v, const i64 *mask, const float *bias, \
+                            float inverse, SHAPE(half)) { \
     forward<HD>(out, lse, q, k, v, mask, bias, inverse, GIVEN); \
   } \
-  KERNEL flash##HD##_delta(float *y, const u32 *out, const u32 *dout, int heads, int d, int tq, u64 n) { \
+  KERNEL FAMILY##_delta(float *y, const u32 *out, const u32 *dout, int heads, int d, int tq, u64 n) { \
     rows_delta(y, out, dout, heads, d, tq, n); \
   } \
-  KERNEL flash##HD##_dq(bf16 *dq, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, const float *delta, \
-                       const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+  KERNEL FAMILY##_dq(half *dq, const half *q, const half *k, const half *v, const half *dout, const float *lse, const float *delta, \
+                       const i64 *mask, const float *bias, float inverse, SHAPE(half)) { \
     backward<HD, N, false>(dq, dq, q, k, v, dout, lse, delta, mask, bias, inverse, GIVEN); \
   } \
-  KERNEL flash##HD##_dkv(bf16 *dk, bf16 *dv, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, \
-                        const float *delta, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+  KERNEL FAMILY##_dkv(half *dk, half *dv, const half *q, const half *k, const half *v, const half *dout, const float *lse, \
+                        const float *delta, const i64 *mask, const float *bias, float inverse, SHAPE(half)) { \
     backward<HD, N, true>(dk, dv, q, k, v, dout, lse, delta, mask, bias, inverse, GIVEN); \
   } \
-  KERNEL flash##HD##_dbias(float *dbias, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, \
-                          const float *delta, const i64 *mask, const float *bias, int batch, float inverse, SHAPE(bf16)) { \
+  KERNEL FAMILY##_dbias(float *dbias, const half *q, const half *k, const half *v, const half *dout, const float *lse, \
+                          const float *delta, const i64 *mask, const float *bias, int batch, float inverse, SHAPE(half)) { \
     bias_grad<HD>(dbias, q, k, v, dout, lse, delta, mask, bias, inverse, batch, GIVEN); \
   }

@@ -1,4 +1,4 @@
 // Heads of up to 128 columns.
 #include "flash.h"
 
-FLASH(128, 32)
+FLASH(flash128, 128, 32)

@@ -1,4 +1,4 @@
 // Heads of up to 64 columns.
 #include "flash.h"
 
-FLASH(64, 64)
+FLASH(flash64, 64, 64)

@@ -185,7 +185,7 @@ DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, 
     u32 *to = (u32 *)(out + s.out(batch, head, r));
 #pragma unroll
     for (int n = 0; n < HD / 8; n++)
-      if (n * 8 < s.d) to[n * 4 + lane % 4] = narrow2(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
+      if (n * 8 < s.d) to[n * 4 + lane % 4] = two<bf16>::narrow(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
     if (lane % 4 == 0) lse[s.stat(batch, head, r)] = all == 0.f ? -INFINITY : top[h] * s.scale + __logf(all);
   }
 }
@@ -323,8 +323,8 @@ DEVICE void hopper_backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, co
 #pragma unroll
     for (int n = 0; n < HD / 8; n++) {
       if (n * 8 >= s.d) break;
-      to1[n * 4 + lane % 4] = hidden ? 0 : narrow2(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
-      if constexpr (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : narrow2(x2[n][2 * i], x2[n][2 * i + 1]);
+      to1[n * 4 + lane % 4] = hidden ? 0 : two<bf16>::narrow(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
+      if constexpr (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : two<bf16>::narrow(x2[n][2 * i], x2[n][2 * i + 1]);
     }
   }
 }

@@ -97,9 +97,10 @@ FACTOR(f64, double)
 TYPES(LINEAR)
 
 // Those of eight columns at a time: numbers of columns and ld are multiples of 8, x is aligned to 16.
-KERNEL linear_columns8_f32(float *to, const float *x, u64 rows, u64 cols, u64 ld, u64 chunk, int acc) {
-  columns<8>(to, x, rows, cols, ld, chunk, acc);
-}
-KERNEL linear_columns8_bf16(float *to, const bf16 *x, u64 rows, u64 cols, u64 ld, u64 chunk, int acc) {
-  columns<8>(to, x, rows, cols, ld, chunk, acc);
-}
+#define COLUMNS8(T, E) \
+  KERNEL linear_columns8_##T(float *to, const E *x, u64 rows, u64 cols, u64 ld, u64 chunk, int acc) { \
+    columns<8>(to, x, rows, cols, ld, chunk, acc); \
+  }
+COLUMNS8(f32, float)
+COLUMNS8(bf16, bf16)
+COLUMNS8(f16, f16)

@@ -162,10 +162,12 @@ DEVICE void columns(E *dx, W<E> *part, const W<E> *means, const E *x, const W<E>
     columns(dx, part, means, x, gain, stats, dy, y, rows, d, each, centered); \
   }
 TYPES(NORM)
-FORWARD(bf16x8, bf16, 8)
 
-extern "C" __global__ void __launch_bounds__(512) norm_backward_bf16x8(bf16 *dx, float *part, const bf16 *x, const float *gain,
-                                                                       const float *stats, const bf16 *dy, const bf16 *y, int rows, int d, int each,
-                                                                       int centered) {
-  backward<8, 2>(dx, part, x, gain, stats, dy, y, rows, d, each, centered);
-}
+#define NORM8(T, E) \
+  FORWARD(T##x8, E, 8) \
+  extern "C" __global__ void __launch_bounds__(512) norm_backward_##T##x8(E *dx, float *part, const E *x, const float *gain, const float *stats, \
+                                                                          const E *dy, const E *y, int rows, int d, int each, int centered) { \
+    backward<8, 2>(dx, part, x, gain, stats, dy, y, rows, d, each, centered); \
+  }
+NORM8(bf16, bf16)
+NORM8(f16, f16)

@@ -257,7 +257,9 @@ template <class T> DEVICE void squares(const piece *list, u32 count, u64 *result
   KERNEL optim_squares_##T(const piece *list, u32 count, u64 *results) { squares<E>(list, count, results); }
 UPDATES(f32, float)
 UPDATES(f64, double)
-TYPES(OPTIM)
+OPTIM(f32, float)
+OPTIM(f64, double)
+OPTIM(bf16, bf16)
 
 // Numbers in 8 bits are those of package vec. Its lists of 256 are here: the values by code, ascending,
 // and the smallest number that each code is the nearest to.

@@ -54,7 +54,7 @@ template <class T> DEVICE T pairing(int f, T x, T y) {
   }
 }
 
-// An argument of a binary operation may be a single number, and one of an operation on bfloat16 may be
+// An argument of a binary operation may be a single number, and one of an operation on 16 bits may be
 // in the type of arithmetic.
 enum { SINGLE = 1, WIDE = 2 };
 

@@ -42,8 +42,9 @@ DEVICE void unpack4(float *to, float4 v, float by) { to[0] = v.x * by, to[1] = v
 
 // turn8 is turn with a thread for each 8 columns of n, and for those that they turn with. No 8 columns are
 // of two heads, or turned in part.
-KERNEL rope_turn8_bf16(pack8 *y, const pack8 *x, const float4 *table, const i64 *positions, int d, int t, int heads, int width,
-                       int dims, int neighbours, float sign, u32 n) {
+template <class E>
+DEVICE void turn8(pack8 *y, const pack8 *x, const float4 *table, const i64 *positions, int d, int t, int heads, int width, int dims, int neighbours,
+                  float sign, u32 n) {
   u32 i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   u32 row = i / (d / 8), other = i + dims / 16;
@@ -55,17 +56,25 @@ KERNEL rope_turn8_bf16(pack8 *y, const pack8 *x, const float4 *table, const i64 
   if (!neighbours && at >= half) return;
   table += ((positions ? positions[row] : row % t) * dims + (neighbours ? at / 2 : at)) / 4;
   float u[8], v[8], cos[8], sin[8];
-  unpack8(u, x[i]);
+  unpack8<E>(u, x[i]);
   unpack4(cos, table[0], 1), unpack4(sin, table[half / 4], sign);
   if (neighbours) {
 #pragma unroll
     for (int k = 0; k < 4; k++) rotate(u[2 * k], u[2 * k + 1], cos[k], sin[k]);
   } else {
-    unpack8(v, x[other]);
+    unpack8<E>(v, x[other]);
     unpack4(cos + 4, table[1], 1), unpack4(sin + 4, table[half / 4 + 1], sign);
 #pragma unroll
     for (int k = 0; k < 8; k++) rotate(u[k], v[k], cos[k], sin[k]);
-    y[other] = repack8(v);
+    y[other] = repack8<E>(v);
   }
-  y[i] = repack8(u);
+  y[i] = repack8<E>(u);
 }
+
+#define TURN8(T, E) \
+  KERNEL rope_turn8_##T(pack8 *y, const pack8 *x, const float4 *table, const i64 *positions, int d, int t, int heads, int width, int dims, \
+                        int neighbours, float sign, u32 n) { \
+    turn8<E>(y, x, table, positions, d, t, heads, width, dims, neighbours, sign, n); \
+  }
+TURN8(bf16, bf16)
+TURN8(f16, f16)

@@ -2,15 +2,6 @@
 // are added to the gradients. As in package half, NaN stays NaN, and what is too large is infinite.
 #include "device.h"
 
-struct f16 { u16 bits; };
-
-DEVICE float wide(f16 v) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v.bits));
-  return f;
-}
-DEVICE void narrow(f16 &to, float v) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(v)); }
-
 #define EACH 16 // elements of a thread
 
 // A block reads its elements before it writes any. So y may be the first half of x, and x the second
@@ -43,7 +34,6 @@ DEVICE double sum(double a, double c, double x) { return __dadd_rn(a, __dmul_rn(
     grad[i] = sum(store ? 0 : grad[i], c, wide(x[i])); \
   }
 TYPES(DRAIN)
-DRAIN(f16, f16)
 
 // The same for a gradient in 16 bits, rounded to the nearest.
 #define DRAIN16(T, E) \
@@ -90,4 +80,3 @@ template <class E> DEVICE void tree(E *y, const E *x, u64 n, u64 stride, u32 ran
 #define TREE(T, E) \
   KERNEL transfer_tree_##T(E *y, const E *x, u64 n, u64 stride, u32 ranks, u32 me) { tree(y, x, n, stride, ranks, me); }
 TYPES(TREE)
-TREE(f16, f16)

@@ -2,12 +2,12 @@
 #pragma once
 #include "device.h"
 
-// load reads the elements of v from p, and store writes them there. Eight bfloat16 are 16 bytes, and
+// load reads the elements of v from p, and store writes them there. Eight of 16 bits are 16 bytes, and
 // eight floats twice as many: p has to be aligned to 16 bytes then.
 template <class E> DEVICE void load(W<E> (&v)[1], const E *p) { v[0] = wide(*p); }
 template <class E> DEVICE void store(E *p, const W<E> (&v)[1]) { narrow(*p, v[0]); }
-DEVICE void load(float (&v)[8], const bf16 *p) { unpack8(v, *(const pack8 *)p); }
-DEVICE void store(bf16 *p, const float (&v)[8]) { *(pack8 *)p = repack8(v); }
+template <class E> DEVICE void load(float (&v)[8], const E *p) { unpack8<E>(v, *(const pack8 *)p); }
+template <class E> DEVICE void store(E *p, const float (&v)[8]) { *(pack8 *)p = repack8<E>(v); }
 DEVICE void load(float (&v)[8], const float *p) {
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
