@@ -380,6 +380,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
 		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
+	case c.Device == nil && c.Precision.Compute == Float16:
+		return c, errors.New("Config.Precision.Compute is float16, which needs Config.Device: processors have no kernels of it, " +
+			"want BFloat16, which has the range of Float32; Gather and Reduce may be Float16")
 	case c.Device != nil && c.Threads > 1:
 		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes: set only one of them", c.Threads)
 	case c.Device != nil && c.Offload.Dir != "":

@@ -138,8 +138,8 @@
 //
 //	the same bits                              not the same bits, and the response
 //	all strategies, wrapping, prefetch         hybrid over a number that is no power of two: refused
-//	Float32, Float64, BFloat16, Reduce in 16   hybrid with Reduce in 16 bits, which rounds twice: refused
-//	bits, which then travels in 32 if V > N
+//	Float32, Float64, BFloat16, Float16;       hybrid with Reduce in 16 bits, which rounds twice: refused
+//	Reduce in 16 bits, in 32 if V > N
 //	Frozen, Ignored, Activations, Threads      groups of units, buffers of the model: refused
 //	ByRanks, the mean over V; ByOne; ByActive  ByWeights with gradients that travel as Float16: refused
 //	and ByWeights, over all of a step          ByActive with calls that may be absent: refused
@@ -156,9 +156,9 @@
 //
 // Computation is in float32, or float64 for tests. With [BF16] it is in bfloat16, with half the
 // memory for activations: up to 1.8 times as fast on AMD processors that multiply bfloat16, and 3 to
-// 4 times as fast on Intel processors with AMX.
-// [Precision] can also change only the type in which parameters and gradients travel: 16 bits halve
-// the traffic, and 8 bits are possible too, see [Int8]. Each parameter may have different types.
+// 4 times as fast on Intel processors with AMX. GPUs also compute in float16. [Precision] can also
+// change only the type in which parameters and gradients travel: 16 bits halve the traffic, and 8
+// bits are possible too, see [Int8]. Each parameter may have different types.
 // Shards of parameters and gradients are in float32, or float64, or in bfloat16 if Precision.Master
 // says so. Checkpoints are always in float32, or float64. [Sharded.Unscale] undoes a loss scale.
 //

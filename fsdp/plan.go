@@ -280,7 +280,7 @@ func (a *arrangement) staging() (bytes int) {
 func (p *Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d", p.Params, len(p.Groups), p.Ranks)
-	if p.Compute == BFloat16 {
+	if p.Compute == BFloat16 || p.Compute == Float16 {
 		fmt.Fprintf(&b, ", %v by %s", p.Compute, p.Kernels)
 	}
 	fmt.Fprintln(&b)

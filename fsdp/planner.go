@@ -305,7 +305,7 @@ func (p Planner) changes() (list []change) {
 	try(cfg.Activations.Save != nil, "no Activations.Save", func(c *Config) { c.Activations.Save = nil })
 	try(cfg.Prefetch != NoPrefetch, "Prefetch: NoPrefetch", func(c *Config) { c.Prefetch = NoPrefetch })
 	try(types.Compute == Float32, "Precision: BF16()", func(c *Config) { c.Precision = BF16() })
-	try(types.Reduce == Float32 && types.Compute != Float64, "Precision.Reduce: BFloat16 (rounds gradients)", func(c *Config) { c.Precision.Reduce = BFloat16 })
+	try(types.Reduce == Float32 && (types.Compute == Float32 || types.Compute == BFloat16), "Precision.Reduce: BFloat16 (rounds gradients)", func(c *Config) { c.Precision.Reduce = BFloat16 })
 	try(types.Compute == BFloat16 && types.Master != BFloat16, "Precision.Master: BFloat16 (rounds parameters and gradients)", func(c *Config) { c.Precision.Master = BFloat16 })
 	try(cfg.Device != nil && !cfg.Offload.Pinned, "Offload.Pinned", func(c *Config) { c.Offload.Pinned = true })
 	try(cfg.Device == nil && cfg.Offload.Dir == "", "Offload.Dir (on a GPU Offload.Pinned)", func(c *Config) { c.Offload.Dir = "files" }) // of which a plan makes none

@@ -23,7 +23,7 @@ import (
 // traffic, but neither speeds up the computation nor saves memory. Gradients that travel in
 // BFloat16 save memory, too: see Reduce.
 type Precision struct {
-	// Compute is the type of computation: Float32, BFloat16, or Float64 for tests.
+	// Compute is the type of computation: Float32, BFloat16, Float16 on GPUs, or Float64 for tests.
 	//
 	// In BFloat16, gathered parameters, activations, data kept for backward and gradients of
 	// activations are stored in 16 bits, rounded to nearest even. Sums, the statistics of norms and
@@ -31,10 +31,15 @@ type Precision struct {
 	// AMD with AVX512_BF16, multiplies such operands faster than Float32. Other processors widen them,
 	// which saves memory and costs time: see Plan.Kernels. Stock operations of Gorgonia widen and
 	// round, too.
+	//
+	// Float16 needs Config.Device. It stores the same values, with 3 more bits of mantissa and a
+	// smaller range: what is beyond 65504 becomes infinite, and what is below 2⁻²⁵ becomes 0. So
+	// scale losses by an [optim.LossScaler], see [Sharded.Unscale], or gradients of activations
+	// vanish. Reduce may be Float16 too, and Wide keeps calls in Float32.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
 	// [Int8], or Compute. The zero value means Compute. 16 bits other than Compute need Compute to
-	// be Float32, and Int8 needs Float32 or BFloat16.
+	// be Float32, and Int8 needs Float32 or BFloat16, on processors.
 	Gather DType
 	// Reduce is the type in which gradients travel, with the same choices. The zero value means the
 	// master type. Int8 sums are taken in Float32 and not rounded, see [Int8]. BFloat16 and Float16
@@ -80,7 +85,7 @@ type Precision struct {
 	// Nil selects parameters whose Param.Full is set, such as the norms of package nn. If Gather or
 	// Reduce is Int8, nil also selects parameters of fewer than two dimensions, such as biases.
 	Full func(c CallInfo, p Param) bool
-	// Wide selects calls that compute in Float32 if Compute is BFloat16, together with all calls of
+	// Wide selects calls that compute in Float32 if Compute is BFloat16 or Float16, together with all calls of
 	// the same module by Tape.Again. The parameters that they own are Full. Nil selects none.
 	Wide Policy
 }
@@ -152,17 +157,14 @@ func (d DType) tensor() tensor.Dtype {
 // withDefaults returns p with zero values replaced, or an error for an invalid field.
 func (p Precision) withDefaults() (Precision, error) {
 	switch {
-	case p.Compute == Float16:
-		return p, errors.New("Config.Precision.Compute is float16, in which activations and their gradients overflow at 65504: " +
-			"want BFloat16, which has the range of Float32; Gather and Reduce may be Float16")
 	case p.Compute > Float16:
-		return p, fmt.Errorf("Config.Precision.Compute is %v: want Float32, BFloat16 or Float64", p.Compute)
+		return p, fmt.Errorf("Config.Precision.Compute is %v: want Float32, BFloat16, Float16 or Float64", p.Compute)
 	case p.Master != Float32 && p.Master != BFloat16 && p.Master != p.wide():
 		return p, fmt.Errorf("Config.Precision.Master is %v: want BFloat16 or Float32", p.Master)
 	case p.Master == BFloat16 && p.Compute != BFloat16:
 		return p, fmt.Errorf("Config.Precision.Master is bfloat16, but Compute is %v: want BFloat16 for both", p.Compute)
-	case p.Wide != nil && p.Compute != BFloat16:
-		return p, fmt.Errorf("Config.Precision.Wide selects calls that stay in Float32, but Compute is %v: want BFloat16", p.Compute)
+	case p.Wide != nil && !p.low():
+		return p, fmt.Errorf("Config.Precision.Wide selects calls that stay in Float32, but Compute is %v: want BFloat16 or Float16", p.Compute)
 	}
 	var err error
 	if p.Gather, err = p.traveling("Config.Precision.Gather", p.Gather, p.Compute); err != nil {
@@ -250,6 +252,9 @@ func (p Precision) wide() DType {
 	return Float32
 }
 
+// low reports whether calls compute in 16 bits.
+func (p Precision) low() bool { return p.Compute == BFloat16 || p.Compute == Float16 }
+
 // nativeBFloat16 reports whether the processor multiplies bfloat16. Tests replace it.
 var nativeBFloat16 = kernel.NativeBFloat16
 
@@ -261,7 +266,7 @@ func (c *Config) kernels() string {
 	switch p := c.Precision; {
 	case c.Device != nil && p.Compute == Float32 && strings.Contains(c.Device.Settings(), "TF32 true"):
 		return "GPU, in TF32"
-	case c.Device != nil && p.Compute != BFloat16:
+	case c.Device != nil && !p.low():
 		return "GPU, without tensor cores"
 	case c.Device != nil:
 		return "GPU"

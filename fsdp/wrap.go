@@ -200,7 +200,7 @@ func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 	ranks, cores := cfg.cores()
 	d, err := cfg.Device.Engine(engine.DeviceOptions{
 		Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload.Pinned, Cores: min(cores/ranks, runtime.GOMAXPROCS(0)),
-		Virtual: cfg.VirtualRanks > 0,
+		Virtual: cfg.VirtualRanks > 0, Float16: cfg.Precision.Compute == Float16,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device: %w", err)
@@ -225,7 +225,7 @@ func (s *session) engineOptions() engine.Options {
 		Save: tr.save, Spill: tr.spill, Before: cfg.preScale, Factor: cfg.factor(),
 	}
 	for i, c := range tr.calls {
-		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]
+		half := cfg.Precision.low() && !tr.wide[i]
 		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local), Half: half})
 	}
 	if seen := cfg.observe; seen.any() {

@@ -152,5 +152,5 @@ func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 		return nil, errors.New("gpu: the Device was not returned by Open")
 	}
 	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, Turns: &d.turns,
-		CollectiveSMs: d.CollectiveSMs, TF32: d.TF32, Deterministic: d.Deterministic, Virtual: o.Virtual})
+		CollectiveSMs: d.CollectiveSMs, TF32: d.TF32, Deterministic: d.Deterministic, Virtual: o.Virtual, Float16: o.Float16})
 }

@@ -45,7 +45,7 @@ func Numel(s []int) int {
 
 // Elem is the set of element types.
 type Elem interface {
-	float32 | float64 | int | half.BFloat16
+	float32 | float64 | int | half.BFloat16 | half.Float16
 }
 
 // Data returns the elements of b, which must hold whole elements of type T.

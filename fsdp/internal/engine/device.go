@@ -108,6 +108,7 @@ type DeviceOptions struct {
 	Offload bool // shards and the state of optimizers are in memory of the host
 	Cores   int  // of the host that this rank may use
 	Virtual bool // bits do not depend on the number of ranks
+	Float16 bool // values of 16 bits in calls are float16 instead of bfloat16
 }
 
 // Shards are the parts that this rank has of the parameters of a layout and of their gradients.

@@ -40,10 +40,10 @@ type Options struct {
 type Module struct {
 	Key  any // modules that are equal share compiled programs
 	Spec *exec.Spec
-	Half bool // it computes in bfloat16
+	Half bool // it computes in 16 bits
 }
 
-// half reports whether any module computes in bfloat16.
+// half reports whether any module computes in 16 bits.
 func (o *Options) half() bool {
 	return slices.ContainsFunc(o.Modules, func(m Module) bool { return m.Half })
 }

@@ -46,7 +46,7 @@ func (e *Engine) signature(c *Compiled, call int) *exec.Signature {
 	sig := &exec.Signature{DType: e.o.DType, Half: e.module(c, call).Half, Threads: e.dev.Threads(), Apart: e.dev.Apart()}
 	params := c.Model.Calls[call].Params
 	for j, p := range params {
-		if e.layout.Groups[e.layout.Home[p].Group].Read != comm.BFloat16 {
+		if e.layout.Groups[e.layout.Home[p].Group].Read.Size() != 2 {
 			continue
 		}
 		if sig.HalfParam == nil {

@@ -34,11 +34,13 @@ func TestGPUPlansSlowOperations(t *testing.T) {
 		{128, fsdp.BF16(), "attention heads of 4 columns, not 8 × n"},
 		{4, fsdp.Precision{}, "attention in float32, without tensor cores"},
 		{4, fsdp.BF16(), ""},
+		{2, fsdp.Precision{Compute: fsdp.Float16}, "attention heads of 256 columns, over 128"},
+		{4, fsdp.Precision{Compute: fsdp.Float16}, ""},
 	} {
 		p, err := planned(&nn.GPT{Vocab: 8, Context: 4, Layers: 2, Dim: 512, Heads: v.heads}, v.precision, tokens, tokens)
 		require.NoError(t, err)
 		kernels := "GPU, without tensor cores"
-		if v.precision.Compute == fsdp.BFloat16 {
+		if v.precision.Compute != fsdp.Float32 {
 			kernels = "GPU"
 		}
 		require.Equal(t, kernels, p.Kernels)

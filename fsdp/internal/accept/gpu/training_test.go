@@ -111,6 +111,7 @@ func TestGPUDry(t *testing.T) {
 	rows, cols := 2, kit.TinyContext
 	for _, cfg := range []fsdp.Config{
 		{}, {WrapPolicy: kit.Blocks, Precision: in16}, {WrapPolicy: kit.Blocks, Precision: fsdp.BF16(), Activations: fsdp.Activations{Recompute: kit.Blocks}}, {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: fsdp.Offload{Pinned: true}},
+		{WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.Float16, Reduce: fsdp.Float16}},
 	} {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := cfg

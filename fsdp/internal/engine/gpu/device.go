@@ -24,6 +24,7 @@ type Options struct {
 
 	Deterministic bool // sums over ranks are the same in every run, whatever is prefetched
 	Virtual       bool // products do not depend on the number of ranks
+	Float16       bool // values of 16 bits in calls are float16 instead of bfloat16
 	TF32          bool // products may round factors in float32 to TF32
 	CollectiveSMs int  // multiprocessors that collectives use at most, so that products use the others; 0 sets no limits
 
@@ -103,7 +104,7 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	if d.engine, err = compute.New(dev); err != nil {
 		return nil, err
 	}
-	d.engine.TF32 = o.TF32
+	d.engine.TF32, d.engine.Float16 = o.TF32, o.Float16
 	if o.Virtual {
 		d.leaveMultiprocessors()
 	}

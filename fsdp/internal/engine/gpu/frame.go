@@ -385,11 +385,15 @@ func (f *frame) Result(buffer int, to []byte) error {
 	if n >= len(to) {
 		return f.read(to, buffer)
 	}
-	low := make([]half.BFloat16, n/2)
-	if err := f.read(exec.Bytes(low), buffer); err != nil {
+	low := make([]byte, n)
+	if err := f.read(low, buffer); err != nil {
 		return err
 	}
-	half.Widen(exec.Data[float32](to), low)
+	if f.d.o.Float16 {
+		half.Widen(exec.Data[float32](to), exec.Data[half.Float16](low))
+	} else {
+		half.Widen(exec.Data[float32](to), exec.Data[half.BFloat16](low))
+	}
 	return nil
 }
 
