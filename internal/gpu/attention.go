@@ -62,12 +62,7 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *a
 		a.bias, args = operandAddress(args[0]), args[1:]
 	}
 	a.rest, args = args[:rest], args[rest:]
-	a.columns, b.slow = a.padded(b.kind)
-	switch {
-	case a.columns == 0 || !b.engine.Hopper:
-	case b.engine.Float16:
-		b.slow = "attention in float16 by mma.sync, because there is no kernel with wgmma"
-	default:
+	if a.columns, b.slow = a.padded(b.kind); a.columns > 0 && b.engine.Hopper {
 		if a.hopper, err = b.engine.wgmma(a.columns); err != nil {
 			return nil, err
 		}

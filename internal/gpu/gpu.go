@@ -37,7 +37,7 @@ type Engine struct {
 	// Hopper is whether attention uses the kernels for compute capability 9.0. New sets it for devices
 	// of that capability. It applies to programs compiled later.
 	Hopper bool
-	agrees map[int]bool // see wgmma
+	agrees map[string]bool // by kernel, see wgmma
 
 	// TF32 lets products round factors in float32 to TF32, for tensor cores. It applies to programs
 	// compiled later, but not to Multiply.
@@ -78,7 +78,7 @@ func New(dev *device.Device) (*Engine, error) {
 	}
 	hopper := major == 9 && minor == 0
 	return &Engine{
-		LossScratch: lossScratch, Hopper: hopper, SlopesInProducts: hopper, dev: dev, agrees: make(map[int]bool),
+		LossScratch: lossScratch, Hopper: hopper, SlopesInProducts: hopper, dev: dev, agrees: make(map[string]bool),
 		modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
 	}, nil
 }

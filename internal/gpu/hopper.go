@@ -15,13 +15,14 @@ import (
 // numbers: if a result differs by more than rounding, attention uses the kernels by mma.sync.
 // Without a device nothing is compared.
 func (e *Engine) wgmma(columns int) (bool, error) {
-	agree, known := e.agrees[columns]
+	name := e.flashName("hopper", "forward", columns)
+	agree, known := e.agrees[name]
 	if !e.Hopper || known || e.dev == nil {
 		return e.Hopper && (agree || !known), nil
 	}
 	agree, err := e.compare(columns)
 	if err == nil {
-		e.agrees[columns] = agree
+		e.agrees[name] = agree
 	}
 	return agree, err
 }
@@ -34,7 +35,7 @@ const (
 )
 
 // mostApart is the largest difference, as a part of the norm of a result. Both families round to
-// bfloat16, at most 1/256.
+// 16 bits, at most 1/256.
 var mostApart = 1. / 64
 
 // compare runs both families.
@@ -52,10 +53,15 @@ func (e *Engine) compare(columns int) (agree bool, err error) {
 	}
 	defer func() { err = errors.Join(err, host.Free()) }()
 	clear(host.Bytes())
-	numbers := exec.Data[half.BFloat16](host.Bytes()[:2*4*n])
+	numbers := host.Bytes()[:2*4*n]
 	random := rand.New(rand.NewPCG(1, 2))
-	for i := range numbers {
-		numbers[i] = half.ToBFloat16(float32(random.NormFloat64()))
+	for i := range 4 * n {
+		x := float32(random.NormFloat64())
+		if e.Float16 {
+			exec.Data[half.Float16](numbers)[i] = half.ToFloat16(x)
+		} else {
+			exec.Data[half.BFloat16](numbers)[i] = half.ToBFloat16(x)
+		}
 	}
 	if err := e.upload.CopyToDevice(mem.Addr(), host, 0, mem.Len()); err != nil {
 		return false, err
@@ -70,17 +76,28 @@ func (e *Engine) compare(columns int) (agree bool, err error) {
 	}
 	for result := range 4 {
 		var apart, norm float64
-		want := exec.Data[half.BFloat16](host.Bytes()[each+2*result*n:][:2*n])
-		got := exec.Data[half.BFloat16](host.Bytes()[2*each+2*result*n:][:2*n])
+		want := e.widened(host.Bytes()[each+2*result*n:][:2*n])
+		got := e.widened(host.Bytes()[2*each+2*result*n:][:2*n])
 		for i, x := range want {
-			d := float64(got[i].Float32()) - float64(x.Float32())
-			apart, norm = apart+d*d, norm+float64(x.Float32())*float64(x.Float32())
+			d := float64(got[i]) - float64(x)
+			apart, norm = apart+d*d, norm+float64(x)*float64(x)
 		}
 		if !(math.Sqrt(apart) <= mostApart*math.Sqrt(norm)) { // or NaN
 			return false, nil
 		}
 	}
 	return true, nil
+}
+
+// widened returns numbers of 16 bits.
+func (e *Engine) widened(b []byte) []float32 {
+	x := make([]float32, len(b)/2)
+	if e.Float16 {
+		half.Widen(x, exec.Data[half.Float16](b))
+	} else {
+		half.Widen(x, exec.Data[half.BFloat16](b))
+	}
+	return x
 }
 
 // runCompared runs the kernels of a family, which read the arguments at in, and write their results

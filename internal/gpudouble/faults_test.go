@@ -114,7 +114,7 @@ func TestTexts(t *testing.T) {
 		kernel(".reg .f32 %f<2>;\nld.global.sparkling.f32 %f1, [p];"):                                                                               "no instruction ld.global.sparkling.f32",
 		kernel("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1}, {%f1}, {%f1}, {%f1};"):                                                    "no instruction mma.sync.aligned.m16n8k8",
 		kernel("wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {%f1}, %d1, %d1, 1, 1, 1, 0, 0;"):                                              "no instruction wgmma.mma_async.sync.aligned.m64n12k16",
-		kernel("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1}, %d1, %d1, 1, 1, 1, 0, 0;"):                                                 "no instruction wgmma.mma_async.sync.aligned.m64n8k16.f32.f16",
+		kernel("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.bf16 {%f1}, %d1, %d1, 1, 1, 1, 0, 0;"):                                                "no instruction wgmma.mma_async.sync.aligned.m64n8k16.f32.f16",
 		kernel(".reg .f32 %f<4>; .reg .b64 %d;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2}, %d, %d, 1, 1, 1, 0, 0;"):       "no instruction wgmma",
 		kernel(".reg .f32 %f<4>; .reg .b64 %d;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %d, %d, 1, -1, 1, 0, 0;"): "no instruction wgmma",
 		kernel("wgmma.wait_group.sync.aligned 8;"):                                                                                                  "no instruction wgmma.wait_group",

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/internal/half"
+
 	"github.com/gofsdp/gofsdp/internal/device"
 )
 
@@ -46,6 +48,7 @@ type product struct {
 	n, adds     int
 	a, b        matrix
 	inRegisters bool // a
+	float16     bool // both
 	replace     map[string]string
 	threads     int
 }
@@ -89,13 +92,17 @@ setp.lt.u32 %p0, %r1, %r3; @%p0 bra copy;
 	line("proxy", "fence.proxy.async;")
 	line("barrier", "bar.sync 0;")
 	line("fence", "wgmma.fence.sync.aligned;")
+	kind := "bf16"
+	if p.float16 {
+		kind = "f16"
+	}
 	for step := range 2 {
 		left, trans := fmt.Sprintf("%%d%d", step), fmt.Sprintf("%d, ", truth(p.a.transposed))
 		if p.inRegisters {
 			left, trans = fmt.Sprintf("{%%a%d, %%a%d, %%a%d, %%a%d}", step*4, step*4+1, step*4+2, step*4+3), ""
 		}
-		line(fmt.Sprint("product", step), fmt.Sprintf("wgmma.mma_async.sync.aligned.m64n%dk16.f32.bf16.bf16 {%s}, %s, %%d%d, %%p%d, 1, 1, %s%d;",
-			p.n, list.String()[1:], left, step+2, step+1, trans, truth(p.b.transposed)))
+		line(fmt.Sprint("product", step), fmt.Sprintf("wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%[2]s {%s}, %s, %%d%d, %%p%d, 1, 1, %s%d;",
+			p.n, kind, list.String()[1:], left, step+2, step+1, trans, truth(p.b.transposed)))
 	}
 	line("commit", "wgmma.commit_group.sync.aligned;")
 	line("before", "")
@@ -109,8 +116,18 @@ setp.lt.u32 %p0, %r1, %r3; @%p0 bra copy;
 // run runs the kernel on random numbers and returns the largest error of an element.
 func (p *product) run(m *machine) (worst float64, err error) {
 	r := rand.New(rand.NewPCG(uint64(p.n), 1))
-	number := func() uint16 { return uint16(math.Float32bits(float32(r.NormFloat64())) >> 16) }
-	wide := func(b uint16) float64 { return float64(math.Float32frombits(uint32(b) << 16)) }
+	number := func() uint16 {
+		if p.float16 {
+			return uint16(half.ToFloat16(float32(r.NormFloat64())))
+		}
+		return uint16(half.ToBFloat16(float32(r.NormFloat64())))
+	}
+	wide := func(b uint16) float64 {
+		if p.float16 {
+			return float64(half.Float16(b).Float32())
+		}
+		return float64(half.BFloat16(b).Float32())
+	}
 	image, numbers := make([]uint16, 24576), [2][][]uint16{}
 	for side, of := range []matrix{p.a, p.b} {
 		for row := range of.rows {
@@ -148,14 +165,14 @@ func (p *product) run(m *machine) (worst float64, err error) {
 	return worst, err
 }
 
-// TestProducts compares products of warpgroups with naive ones: widths, both sides in both
-// layouts, and the left one in registers.
+// TestProducts compares products of warpgroups with naive ones: widths, both types, both sides in
+// both layouts, and the left one in registers.
 func TestProducts(t *testing.T) {
 	m := newMachine(t)
 	for i, n := range []int{8, 24, 64, 96, 128, 256} {
 		for form := range 6 {
 			p := newProduct(n)
-			p.adds = i % 2
+			p.adds, p.float16 = i%2, (i+form)%2 == 1
 			p.inRegisters = form%3 == 2
 			if p.a.transposed = form%3 == 1; p.a.transposed {
 				p.a.leading = 16

@@ -1,4 +1,4 @@
-// Attention of bfloat16 by wgmma, the products of compute capability 9.0 (H100, H200, GH200): the
+// Attention of 16 bits by wgmma, the products of compute capability 9.0 (H100, H200, GH200): the
 // algorithms of flash.h with the same arguments and results. Products read their right side from
 // shared memory: it passes through no registers. The two warpgroups of a block have 64 rows each.
 // Tiles arrive by cp.async. Kernels delta and dbias are in flash.h.
@@ -35,13 +35,13 @@ template <int N> DEVICE void hold(u32 (&a)[N][4]) {
 // column.
 #define PRODUCT_OF(N, REGISTERS, A, B, ADDS, ACROSS, ...) \
   template <int ACROSS_> DEVICE void product(float (&c)[N / 8][4], u64 a, u64 b, int adds) { \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME(HALF) "." NAME(HALF) " {" REGISTERS \
                  "}, " A ", " B ", p, 1, 1, 0, " ACROSS ";}" \
                  : __VA_ARGS__ : "l"(a), "l"(b), "r"(adds), "n"(ACROSS_)); \
   }
 #define PRODUCT_WITH(N, REGISTERS, A, B, ADDS, ACROSS, ...) \
   template <int ACROSS_> DEVICE void product(float (&c)[N / 8][4], const u32 *a, u64 b, int adds) { \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME(HALF) "." NAME(HALF) " {" REGISTERS \
                  "}, " A ", " B ", p, 1, 1, " ACROSS ";}" \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(ACROSS_)); \
   }
@@ -54,15 +54,15 @@ PRODUCT_WITH(64, LIST_32, "{%32,%33,%34,%35}", "%36", "%37", "%38", C4(0), C4(4)
 PRODUCT_OF(128, LIST_64, "%64", "%65", "%66", "%67", C4(0), C4(4), C4(8), C4(12))
 PRODUCT_WITH(128, LIST_64, "{%64,%65,%66,%67}", "%68", "%69", "%70", C4(0), C4(4), C4(8), C4(12))
 
-// Panels are ROWS rows of HD bfloat16 in shared memory, 64 columns after the other: the layout of a
+// Panels are ROWS rows of HD halves in shared memory, 64 columns after the other: the layout of a
 // descriptor with a swizzle of 128 bytes. A panel begins at a multiple of 1024 bytes.
 template <int HD, int ROWS> struct panels {
   static const u32 BYTES = ROWS * HD * 2, PANEL = ROWS * 128;
   // load begins to copy rows of d columns. Those from valid on become 0.
-  __device__ static void load(u32 base, const bf16 *from, u64 stride, int valid, int d) {
+  __device__ static void load(u32 base, const half *from, u64 stride, int valid, int d) {
     constexpr int PIECES = HD / 8, STEP = THREADS / PIECES;
     int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-    const bf16 *next = from + row * stride + piece * 8;
+    const half *next = from + row * stride + piece * 8;
     u32 to = base + piece / 8 * PANEL;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP, next += STEP * stride) {
@@ -103,7 +103,7 @@ template <int HD, int ROWS> struct left_side<HD, ROWS, true> {
 
 // A block for each M queries of a head, which goes over the keys in tiles of N.
 template <int HD, int N, bool REGISTERS>
-DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias,
+DEVICE void hopper_forward(half *out, float *lse, const half *q, const half *k, const half *v, const i64 *mask, const float *bias,
                            float inverse, const size &s) {
   typedef panels<HD, M> queries;
   typedef panels<HD, N> keys;
@@ -185,16 +185,16 @@ DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, 
     u32 *to = (u32 *)(out + s.out(batch, head, r));
 #pragma unroll
     for (int n = 0; n < HD / 8; n++)
-      if (n * 8 < s.d) to[n * 4 + lane % 4] = two<bf16>::narrow(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
+      if (n * 8 < s.d) to[n * 4 + lane % 4] = two<half>::narrow(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
     if (lane % 4 == 0) lse[s.stat(batch, head, r)] = all == 0.f ? -INFINITY : top[h] * s.scale + __logf(all);
   }
 }
 
-// Dynamic shared memory: M + 4*N rows of HD bfloat16. BLOCKS is the number of blocks that fit into
+// Dynamic shared memory: M + 4*N rows of HD halves. BLOCKS is the number of blocks that fit into
 // a multiprocessor.
-#define HOPPER_FORWARD(HD, N, REGISTERS, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper##HD##_forward( \
-      bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+#define HOPPER_FORWARD(FAMILY, HD, N, REGISTERS, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) FAMILY##_forward( \
+      half *out, float *lse, const half *q, const half *k, const half *v, const i64 *mask, const float *bias, float inverse, SHAPE(half)) { \
     hopper_forward<HD, N, REGISTERS>(out, lse, q, k, v, mask, bias, inverse, GIVEN); \
   }
 
@@ -202,7 +202,7 @@ DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, 
 // N. Scores and their gradients stay in registers, as the left side of the second products.
 // Statistics of tiles of queries are in shared memory.
 template <int HD, int N, bool KEYS, bool REGISTERS>
-DEVICE void hopper_backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse,
+DEVICE void hopper_backward(half *d1, half *d2, const half *q, const half *k, const half *v, const half *dout, const float *lse,
                             const float *delta, const i64 *mask, const float *bias, float inverse, const size &s) {
   typedef panels<HD, M> rows_of;
   typedef panels<HD, N> tiles;
@@ -323,19 +323,19 @@ DEVICE void hopper_backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, co
 #pragma unroll
     for (int n = 0; n < HD / 8; n++) {
       if (n * 8 >= s.d) break;
-      to1[n * 4 + lane % 4] = hidden ? 0 : two<bf16>::narrow(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
-      if constexpr (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : two<bf16>::narrow(x2[n][2 * i], x2[n][2 * i + 1]);
+      to1[n * 4 + lane % 4] = hidden ? 0 : two<half>::narrow(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
+      if constexpr (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : two<half>::narrow(x2[n][2 * i], x2[n][2 * i + 1]);
     }
   }
 }
 
-// Dynamic shared memory: 2*M + 4*N rows of HD bfloat16, and 2*N float2 for dkv.
-#define HOPPER_BACKWARD(HD, N, DQ_REGISTERS, DKV_REGISTERS) \
-  KERNEL hopper##HD##_dq(bf16 *dq, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, const float *delta, \
-                        const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+// Dynamic shared memory: 2*M + 4*N rows of HD halves, and 2*N float2 for dkv.
+#define HOPPER_BACKWARD(FAMILY, HD, N, DQ_REGISTERS, DKV_REGISTERS) \
+  KERNEL FAMILY##_dq(half *dq, const half *q, const half *k, const half *v, const half *dout, const float *lse, const float *delta, \
+                        const i64 *mask, const float *bias, float inverse, SHAPE(half)) { \
     hopper_backward<HD, N, false, DQ_REGISTERS>(dq, dq, q, k, v, dout, lse, delta, mask, bias, inverse, GIVEN); \
   } \
-  KERNEL hopper##HD##_dkv(bf16 *dk, bf16 *dv, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, \
-                         const float *delta, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+  KERNEL FAMILY##_dkv(half *dk, half *dv, const half *q, const half *k, const half *v, const half *dout, const float *lse, \
+                         const float *delta, const i64 *mask, const float *bias, float inverse, SHAPE(half)) { \
     hopper_backward<HD, N, true, DKV_REGISTERS>(dk, dv, q, k, v, dout, lse, delta, mask, bias, inverse, GIVEN); \
   }

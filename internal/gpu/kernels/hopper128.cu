@@ -1,5 +1,5 @@
 // Heads of up to 128 columns.
 #include "hopper.h"
 
-HOPPER_FORWARD(128, 128, false, 1)
-HOPPER_BACKWARD(128, 64, true, false)
+HOPPER_FORWARD(hopper128, 128, 128, false, 1)
+HOPPER_BACKWARD(hopper128, 128, 64, true, false)

@@ -3,7 +3,8 @@
 // building needs neither a compiler nor a library of CUDA, and any GPU since compute capability 8.0
 // (A100) runs the kernels. Families named hopper* run on compute capability 9.0 only.
 //
-// A kernel is named family_operation_type. The family is the file.
+// A kernel is named family_operation_type. The family is the file. Families flash* and hopper* have
+// one type each, bfloat16, or float16 if they end in f16.
 package kernels
 
 import "embed"

@@ -30,7 +30,9 @@ static int take_columns(struct parts *s) {
 
 static void decode_product(struct parser *p, struct instruction *i, struct parts *s) {
   int registers[MOST_COLUMNS / 2], count = 0;
-  need(p, s, take(s, "mma_async") && (i->n = take_columns(s)) && take(s, "f32") && take(s, "bf16") && take(s, "bf16"));
+  need(p, s, take(s, "mma_async") && (i->n = take_columns(s)) && take(s, "f32"));
+  if (take(s, "f16")) need(p, s, take(s, "f16")), i->which = FLOAT16;
+  else need(p, s, take(s, "bf16") && take(s, "bf16"));
   i->list = p->kernel->list_count;
   count = elements(p, registers, MOST_COLUMNS / 2, 4, result);
   for (int n = 0; n < count; n++) {
@@ -40,7 +42,7 @@ static void decode_product(struct parser *p, struct instruction *i, struct parts
   expect(p, ',');
   skip_space(p);
   if (*p->p == '{') {
-    i->which = LEFT_REGISTERS;
+    i->which |= LEFT_REGISTERS;
     count = elements(p, registers, 4, 4, value);
     need(p, s, count == 4);
     for (int n = 0; n < count; n++) watch(p, registers[n]);
@@ -53,7 +55,7 @@ static void decode_product(struct parser *p, struct instruction *i, struct parts
     expect(p, ',');
     need(p, s, number(p) == 1);
   }
-  for (int side = i->which == LEFT_REGISTERS; side < 2; side++) {
+  for (int side = (i->which & LEFT_REGISTERS) != 0; side < 2; side++) {
     expect(p, ',');
     if (number(p)) i->which |= side ? RIGHT_TRANSPOSED : LEFT_TRANSPOSED;
   }

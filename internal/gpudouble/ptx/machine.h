@@ -203,7 +203,7 @@ enum shuffle_kind { SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_UP, SHUFFLE_INDEX };
 enum vote_kind { VOTE_ALL, VOTE_ANY, VOTE_UNIFORM, VOTE_BALLOT };
 
 // The kinds of products: bits of instruction.which.
-enum { LEFT_REGISTERS = 1, LEFT_TRANSPOSED = 2, RIGHT_TRANSPOSED = 4 };
+enum { LEFT_REGISTERS = 1, LEFT_TRANSPOSED = 2, RIGHT_TRANSPOSED = 4, FLOAT16 = 8 };
 
 // products_agree compares the products of the warps of each warpgroup. products_forget begins a
 // block.

@@ -163,12 +163,13 @@ void product_commit(struct machine *x, const struct instruction *i, char *file, 
 static void multiply(const struct product *p, struct accumulator *c) {
   int n = p->of->n;
   double b[K][MOST_COLUMNS], sum[MOST_COLUMNS];
+  float (*number)(u32) = p->of->which & FLOAT16 ? of_f16 : of_bf16;
   for (int k = 0; k < K; k++)
-    for (int j = 0; j < n; j++) b[k][j] = of_bf16(p->b[j][k]);
+    for (int j = 0; j < n; j++) b[k][j] = number(p->b[j][k]);
   for (int r = 0; r < ROWS; r++) {
     for (int j = 0; j < n; j++) sum[j] = p->adds ? c->values[r][j] : 0;
     for (int k = 0; k < K; k++) {
-      double a = of_bf16(p->a[r][k]);
+      double a = number(p->a[r][k]);
       for (int j = 0; j < n; j++) sum[j] += a * b[k][j];
     }
     for (int j = 0; j < n; j++) c->values[r][j] = (float)sum[j];
