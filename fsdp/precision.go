@@ -85,8 +85,8 @@ type Precision struct {
 	// Nil selects parameters whose Param.Full is set, such as the norms of package nn. If Gather or
 	// Reduce is Int8, nil also selects parameters of fewer than two dimensions, such as biases.
 	Full func(c CallInfo, p Param) bool
-	// Wide selects calls that compute in Float32 if Compute is BFloat16 or Float16, together with all calls of
-	// the same module by Tape.Again. The parameters that they own are Full. Nil selects none.
+	// Wide selects calls that compute in Float32 if Compute is BFloat16 or Float16, together with all
+	// calls of the same module by Tape.Again. The parameters that they own are Full. Nil selects none.
 	Wide Policy
 }
 

@@ -88,7 +88,8 @@ func (u *use) ints(shape ...int) *G.Node {
 	return G.NewTensor(u.graph, tensor.Int, len(shape), G.WithShape(shape...))
 }
 
-// value returns random numbers. They are the same in each form, because bfloat16 holds them, and float16 unless they are tiny.
+// value returns random numbers. They are the same in each form: bfloat16 holds them, and float16
+// unless they are tiny.
 func (u *use) value(form exec.Form, shape ...int) exec.Value {
 	v := exec.Value{Shape: shape, DType: u.dtype, Form: form}
 	n := exec.Numel(v.Shape)

@@ -38,12 +38,16 @@ func TestParity(t *testing.T) {
 			tolerance float64 // of 1 plus the size
 		}{
 			{"float32", fsdp.Precision{}, 1e-5},
-			{"bfloat16", fsdp.BF16(), 0.01}, // of numbers with 8 bits, whose sums have other orders
+			{"bfloat16", fsdp.BF16(), 0.01},                           // of numbers with 8 bits, whose sums have other orders
+			{"float16", fsdp.Precision{Compute: fsdp.Float16}, 0.001}, // the processor computes in float32
 			{"16 bits", fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16, Reduce: fsdp.BFloat16}, 0.01}, // rounded at random, too
 		} {
 			cfg := fsdp.Config{Group: m, WrapPolicy: fsdp.WrapTypes(x.unit), Precision: p.precision}
+			if p.precision.Compute == fsdp.Float16 {
+				cfg.Precision = fsdp.Precision{}
+			}
 			want := train(t, x.model, cfg)
-			cfg.Device = &gpu.Device{Device: m.dev}
+			cfg.Device, cfg.Precision = &gpu.Device{Device: m.dev}, p.precision
 			got := train(t, x.model, cfg)
 			losses, weights := distance(want.losses, got.losses), 0.0
 			for name, w := range want.weights {
@@ -65,7 +69,7 @@ type trained struct {
 	weights map[string][]float64
 }
 
-// train trains a model by momentum, in which nothing amplifies rounding.
+// train trains a model by momentum, in which nothing amplifies rounding. Losses are scaled.
 func train(t *testing.T, model fsdp.Model, cfg fsdp.Config) trained {
 	ctx := t.Context()
 	m, err := fsdp.WrapContext(ctx, model, cfg)
@@ -73,11 +77,16 @@ func train(t *testing.T, model fsdp.Model, cfg fsdp.Config) trained {
 	defer func() { require.NoError(t, m.Close()) }()
 	opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 	require.NoError(t, err)
+	scaler, err := optim.LossScale{Init: 1024}.New()
+	require.NoError(t, err)
 	var r trained
 	for step := range scale().paritySteps {
 		loss, err := m.Forward(ctx, batchOf(model, step*cfg.Group.Size()+cfg.Group.Rank())...)
 		require.NoError(t, err)
-		require.NoError(t, m.Backward(ctx))
+		require.NoError(t, m.Backward(ctx, fsdp.Scale(scaler.Scale())))
+		finite, err := m.Unscale(ctx, scaler)
+		require.NoError(t, err)
+		require.True(t, finite)
 		_, err = m.ClipGradNorm(ctx, 1)
 		require.NoError(t, err)
 		require.NoError(t, opt.Step(0.1))
