@@ -149,6 +149,15 @@ func (c *config) setHosts(rdzv string) error {
 	return nil
 }
 
+// short warns of a limit that ends the job when a host falls silent, or returns "".
+func (c *config) short() string {
+	if c.nodes == 1 || c.restarts+c.replace == 0 || c.patience >= shortestPatience {
+		return ""
+	}
+	return fmt.Sprintf("-join-timeout %v is too short to survive a host that falls silent, which is detected after %v: give at least %v",
+		c.patience, silence, shortestPatience)
+}
+
 // setShow parses a set of ranks.
 func (c *config) setShow(list string) error {
 	switch list {

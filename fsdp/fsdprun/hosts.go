@@ -32,6 +32,8 @@ const (
 	maxReported = 10
 	// defaultPatience is the same as for ranks that join.
 	defaultPatience = 5 * time.Minute
+	// shortestPatience leaves time to detect a silent host, and to agree without it.
+	shortestPatience = silence + 10*time.Second
 )
 
 // takeSeat opens the meeting on host 0. Other hosts connect to it, and wait for it.

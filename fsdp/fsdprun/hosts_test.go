@@ -140,9 +140,10 @@ func TestHostsDiffer(t *testing.T) {
 
 // TestNoHost0: a host does not look for host 0 for ever.
 func TestNoHost0(t *testing.T) {
-	flags := hostFlags(t, 2, "-join-timeout", "50ms")
+	flags := hostFlags(t, 2, "-join-timeout", "50ms", "-restarts", "1")
 	r := begin(t, "wait", strings.NewReader(""), flags(1))
 	require.Equal(t, exitError, <-r.status)
+	require.Contains(t, r.err.String(), "-join-timeout 50ms is too short to survive a host that falls silent, which is detected after 20s: give at least 30s\n")
 	require.Regexp(t, `host 0 at 127\.0\.0\.1:\d+ does not answer: .*\(time is up after 50ms \(-join-timeout\)\)`, r.err.String())
 
 	r = begin(t, "wait", strings.NewReader(""), hostFlags(t, 2)(1))

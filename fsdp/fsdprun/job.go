@@ -74,8 +74,10 @@ func run(args []string, sys system) int {
 		}
 		return exitUsage
 	}
-	if c.doubt != "" {
-		screen.say("%s", c.doubt)
+	for _, doubt := range []string{c.doubt, c.short()} {
+		if doubt != "" {
+			screen.say("%s", doubt)
+		}
 	}
 	temporary, err := l.prepare(sys.environ)
 	if temporary != "" {
