@@ -367,6 +367,7 @@ type actors struct {
 	hosts  []actor
 	number int // of the last start
 	starts int
+	left   bool // host 0 has
 }
 
 type actor struct {
@@ -378,7 +379,7 @@ type actor struct {
 
 // act lets a host do something, if it is in a state to do it.
 func (a *actors) act(host, what int) {
-	h, over := &a.hosts[host], a.over
+	h := &a.hosts[host]
 	switch {
 	case !h.here:
 		if what == 1 || what == 2 {
@@ -412,11 +413,6 @@ func (a *actors) act(host, what int) {
 	case what >= 7 && h.runs != nil:
 		a.tell(host, report{Joins: &joins{Joined: true}})
 	}
-	if !over && a.over && a.members[0] == nil { // the other hosts go on alone
-		for i := range a.hosts[1:] {
-			a.hosts[i+1] = actor{}
-		}
-	}
 }
 
 // obey takes what was ordered to the hosts.
@@ -442,6 +438,10 @@ func (a *actors) obey() {
 		}
 	}
 	a.out = nil
+	if a.over && !a.left && a.members[0] == nil { // the other hosts go on alone
+		a.left = true
+		clear(a.hosts)
+	}
 	if len(begun) == 0 {
 		return
 	}
