@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,14 +18,13 @@ type config struct {
 	program []string // and arguments
 	doubt   string   // a likely mistake in the arguments, or ""
 
-	n     int    // ranks of this host, at the first start
-	min   int    // least number of ranks of all hosts at later starts; 0: all
-	max   int    // largest number of ranks of this host at later starts
-	nodes int    // hosts
-	node  int    // number of this host
-	host  string // where the hosts meet, if there are several
-	port  string
-	job   string // "" for a random name
+	n     int      // ranks of this host, at the first start
+	min   int      // least number of ranks of all hosts at later starts; 0: all
+	max   int      // largest number of ranks of this host at later starts
+	nodes int      // hosts
+	node  int      // number of this host
+	meet  []string // host:port on hosts 0, 1, … where the hosts can meet, if there are several
+	job   string   // "" for a random name
 
 	transport, listen, timeout, joinTimeout string // for the ranks; "" if not chosen
 	columns                                 string // FSDP_COLUMNS of the ranks
@@ -55,7 +55,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.IntVar(&c.max, "max", 0, "greatest number of ranks on this host after a restart\n(default -n)")
 	f.IntVar(&c.nodes, "nnodes", 1, "number of hosts")
 	f.IntVar(&c.node, "node-rank", 0, "this host, from 0")
-	rdzv := f.String("rdzv", "", "host:port on host 0 where the hosts meet")
+	rdzv := f.String("rdzv", "", "host:port on host 0 where the hosts meet; or, so that it may be\nlost, of hosts 0, 1 and 2, or more: a:1,b:1,c:1")
 	f.StringVar(&c.job, "job", "", "name of the job, the same on all hosts (default: random, or -rdzv)")
 	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share\n(default: FSDP_SECRET, or random on one host)")
 	f.BoolVar(&c.trustNetwork, "trust-network", false, "several hosts need no key: anyone who can reach a rank may join")
@@ -139,13 +139,21 @@ func (c *config) setHosts(rdzv string) error {
 	case rdzv == "":
 		return errors.New("-rdzv: several hosts need the host:port of host 0 where they meet")
 	}
-	var err error
-	if c.host, c.port, err = net.SplitHostPort(rdzv); err != nil || c.host == "" {
-		return fmt.Errorf("-rdzv %s: not host:port: give the name of host 0 and a free port, such as host0:29500", rdzv)
+	meet := strings.Split(rdzv, ",")
+	for i, at := range meet {
+		if host, _, err := net.SplitHostPort(at); err != nil || host == "" {
+			return fmt.Errorf("-rdzv %s: not host:port: give the name of host %d and a free port, such as host%d:29500", at, i, i)
+		}
 	}
-	if c.job == "" {
-		c.job = rdzv
+	switch {
+	case len(meet) > c.nodes:
+		return fmt.Errorf("-rdzv has %d addresses for -nnodes %d: give the addresses of the first hosts, one for each", len(meet), c.nodes)
+	case len(meet) == 2:
+		return errors.New("-rdzv has two addresses, of which no majority is left when one host is lost: give one, or at least three")
+	case len(meet) > 1 && c.replace > 0:
+		return errors.New("-rdzv with several addresses is for -restarts: with -replace give the address of host 0, which may be lost once all ranks have joined")
 	}
+	c.meet, c.job = meet, cmp.Or(c.job, meet[0])
 	return nil
 }
 

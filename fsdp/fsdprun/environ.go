@@ -18,6 +18,7 @@ import (
 // start is one start of the ranks of a host.
 type start struct {
 	Count       int    // number of earlier starts
+	Failures    int    // before this start
 	Job         string // unique name
 	Host, Port  string // where rank 0 serves
 	Listen      string // address on which other hosts reach the ranks of this host, unless -listen names one

@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -36,61 +37,86 @@ const (
 	shortestPatience = silence + 10*time.Second
 )
 
-// takeSeat opens the meeting on host 0. Other hosts connect to it, and wait for it.
+// takeSeat opens the meeting on host 0. Other hosts connect to it, and wait for it. With several
+// addresses in -rdzv the hosts choose one of them for the meeting: see candidate.go.
 func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, error) {
-	cfg, hello, err := l.identity()
+	server, g, err := l.identity()
 	if err != nil {
 		return seat{}, err
 	}
-	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts, Replace: l.replace}
-	if l.node > 0 {
-		return newGuest(&l.config, cfg, hello, mine), nil
+	g.after = after
+	switch {
+	case len(l.meet) > 1 && l.node < len(l.meet):
+		g.server, err = l.accept(server, g.admit, g.serve)
+	case l.node == 0:
+		h := newHolder(g, make(chan order))
+		h.memberFiles = l.readMembers
+		if l.nodes > 1 {
+			if h.server, err = l.accept(server, h.admit, h.serve); err != nil {
+				return seat{}, err
+			}
+		}
+		h.open(g.mine, h.server)
+		return seat{h.orders, func(r report) { h.take(heard{report: r}) }, h.close}, nil
 	}
-	return newHolder(&l.config, cfg, hello, mine, after, l.readMembers)
+	if err != nil {
+		return seat{}, err
+	}
+	go g.run()
+	return seat{g.orders, g.tell, g.close}, nil
 }
 
-// identity returns the configuration of connections to other hosts, and the greeting of this host.
-func (l *launcher) identity() (store.Config, auth.Hello, error) {
+// accept listens at this host's address of -rdzv.
+func (l *launcher) accept(cfg store.Config, admit store.Admit, serve store.Serving) (*store.Server, error) {
+	s, err := store.Accept(context.Background(), l.meet[l.node], cfg, admit, serve)
+	if err != nil {
+		return nil, fmt.Errorf("-rdzv: %w", err)
+	}
+	return s, nil
+}
+
+// identity returns the configuration of the server of this host, and the host as a guest.
+func (l *launcher) identity() (server store.Config, g *guest, err error) {
 	var logged atomic.Int32
-	cfg := store.Config{Secret: l.secret, Log: func(err error) {
-		if logged.Add(1) <= maxReported {
+	server = store.Config{Secret: l.secret, Log: func(err error) {
+		if !errors.Is(err, errNoMeeting) && logged.Add(1) <= maxReported {
 			l.screen.say("%v", err)
 		}
 	}}
+	client := server
 	if l.tls {
-		server, client, err := auth.TLS()
-		if err != nil {
-			return cfg, auth.Hello{}, err
-		}
-		cfg.TLS = client
-		if l.node == 0 {
-			cfg.TLS = server
+		if server.TLS, client.TLS, err = auth.TLS(); err != nil {
+			return server, nil, err
 		}
 	}
-	return cfg, auth.Hello{Job: l.config.job, Purpose: purpose, Rank: l.node, Size: l.nodes}, nil
+	hello := auth.Hello{Job: l.config.job, Purpose: purpose, Rank: l.node, Size: l.nodes}
+	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts, Replace: l.replace, Meet: strings.Join(l.meet, ",")}
+	return server, newGuest(&l.config, client, hello, mine), nil
 }
 
-// giveUp reports to host 0 why this host does not join, if it reaches host 0 within goodbye.
+// giveUp reports to the meeting why this host does not join, if it reaches the meeting within
+// goodbye.
 func (l *launcher) giveUp(why error) {
-	if l.node == 0 {
+	if len(l.meet) == 0 || len(l.meet) == 1 && l.node == 0 {
 		return
 	}
-	cfg, hello, err := l.identity()
+	l.patience = goodbye
+	_, g, err := l.identity()
 	if err == nil {
-		ctx, cancel := context.WithTimeoutCause(context.Background(), goodbye, fmt.Errorf("time is up after %v", goodbye))
-		defer cancel()
-		var conn net.Conn
-		if conn, _, err = store.Connect(ctx, "host 0", net.JoinHostPort(l.host, l.port), cfg, hello); err == nil {
-			err = conn.SetWriteDeadline(time.Now().Add(goodbye))
-			err = errors.Join(err, json.NewEncoder(conn).Encode(report{GaveUp: why.Error()}), conn.Close())
+		var w *wire
+		if w, err = g.find(); err == nil {
+			err = w.conn.SetWriteDeadline(time.Now().Add(goodbye))
+			err = errors.Join(err, json.NewEncoder(w.conn).Encode(report{GaveUp: why.Error()}), w.conn.Close())
+			w.close()
 		}
+		g.leave(nil)
 	}
 	if err != nil {
-		l.screen.say("cannot send to host 0: %v", err)
+		l.screen.say("cannot send to %s: %v", l.place(), err)
 	}
 }
 
-// holder holds the meeting, on host 0.
+// holder holds the meeting.
 type holder struct {
 	*meeting // only used by run
 	after    func(time.Duration) <-chan time.Time
@@ -99,44 +125,51 @@ type holder struct {
 	listen   string // "" on one host
 	server   *store.Server
 
-	heard       chan heard
-	orders      chan order
-	wires       map[int]*wire                     // by host; only used by run
-	waiting     []heard                           // joins of hosts that are connected already; only used by run
+	heard   chan heard
+	orders  chan order
+	wires   map[int]*wire // by host; only used by run
+	waiting []heard       // joins of hosts that are connected already; only used by run
+	yields  chan struct{} // asks run to end for a better meeting
+	yielded bool          // it has
+	firm    atomic.Bool   // the meeting has the majority of the candidates
+	done    chan struct{} // run has ended
+
 	memberFiles func() (map[string][]byte, error) // the files by which ranks of other hosts join the ranks of this one
-	done        chan struct{}                     // run has ended
 }
 
 // heard is a report that a host has sent.
 type heard struct {
 	host int
-	wire *wire // nil for host 0
+	wire *wire // nil for this host
 	report
 }
 
-func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after func(time.Duration) <-chan time.Time, members func() (map[string][]byte, error)) (seat, error) {
+// newHolder makes a meeting on the host of g.
+func newHolder(g *guest, orders chan order) *holder {
+	c := g.config
 	h := &holder{
 		meeting: &meeting{
-			hosts: c.nodes, restarts: c.restarts, compare: c.compare, replace: c.replace, min: c.min, patience: c.patience, since: time.Now(),
+			self: c.node, hosts: c.nodes, candidates: len(c.meet),
+			restarts: c.restarts, compare: c.compare, replace: c.replace, min: c.min, patience: c.patience, since: time.Now(),
 			job: cmp.Or(c.job, "fsdprun-"+random(4)), members: make(map[int]*member),
 		},
-		after: after, memberFiles: members, hello: hello, host: "127.0.0.1",
-		heard: make(chan heard), orders: make(chan order), wires: make(map[int]*wire), done: make(chan struct{}),
+		after: g.after, hello: g.hello, host: "127.0.0.1", orders: orders,
+		heard: make(chan heard), wires: make(map[int]*wire), yields: make(chan struct{}), done: make(chan struct{}),
 	}
 	if c.nodes > 1 {
-		h.host, h.job = c.host, h.job+"-"+random(4) // unique to this meeting: another one may have starts with the same numbers
-		var err error
-		if h.server, err = store.Accept(context.Background(), net.JoinHostPort(c.host, c.port), cfg, h.admit, h.serve); err != nil {
-			return seat{}, fmt.Errorf("-rdzv: %w", err)
-		}
-		h.listen = address(h.server.Addr())
+		h.host, h.job = c.hostOf(c.node), h.job+"-"+random(4) // unique to this meeting: another one may have starts with the same numbers
 	}
-	h.hear(time.Now(), 0, report{Join: &mine})
-	if c.nodes > 1 {
-		h.say(fmt.Sprintf("waiting at %v for %s", h.server.Addr(), h.absent()))
+	return h
+}
+
+// open begins the meeting, for other hosts at a server if that is not nil.
+func (h *holder) open(mine offer, server *store.Server) {
+	h.hear(time.Now(), h.self, report{Join: &mine})
+	if server != nil {
+		h.listen = address(server.Addr())
+		h.say(fmt.Sprintf("waiting at %v for %s", server.Addr(), h.absent()))
 	}
 	go h.run()
-	return seat{h.orders, func(r report) { h.take(heard{report: r}) }, h.close}, nil
 }
 
 // address returns addr without the port.
@@ -151,17 +184,23 @@ func (h *holder) close() {
 	}
 }
 
-// admit accepts the other hosts of the job.
 func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
+	return h.hello, admits(h.hello, theirs)
+}
+
+// admits accepts the other hosts of the job.
+func admits(mine, theirs auth.Hello) error {
 	switch {
 	case theirs.Purpose != purpose:
-		return auth.Hello{}, fmt.Errorf("fsdprun listens at this address, not %q", theirs.Purpose)
-	case theirs.Job != h.hello.Job:
-		return auth.Hello{}, fmt.Errorf("host 0 runs job %q, not %q: give all hosts the same -job, or, without -job, the same -rdzv", h.hello.Job, theirs.Job)
-	case theirs.Size != h.hello.Size || theirs.Rank < 1 || theirs.Rank >= theirs.Size:
-		return auth.Hello{}, fmt.Errorf("host 0 has -nnodes %d, host %d has -nnodes %d: give all hosts the same", h.hello.Size, theirs.Rank, theirs.Size)
+		return fmt.Errorf("fsdprun listens at this address, not %q", theirs.Purpose)
+	case theirs.Job != mine.Job:
+		return fmt.Errorf("host %d runs job %q, not %q: give all hosts the same -job, or, without -job, the same -rdzv", mine.Rank, mine.Job, theirs.Job)
+	case theirs.Size != mine.Size || theirs.Rank < 0 || theirs.Rank >= theirs.Size:
+		return fmt.Errorf("host %d has -nnodes %d, host %d has -nnodes %d: give all hosts the same", mine.Rank, mine.Size, theirs.Rank, theirs.Size)
+	case theirs.Rank == mine.Rank:
+		return fmt.Errorf("two hosts have -node-rank %d: give each its own", mine.Rank)
 	}
-	return h.hello, nil
+	return nil
 }
 
 // serve receives the reports of a host.
@@ -174,22 +213,23 @@ func (h *holder) serve(conn, raw net.Conn, theirs auth.Hello) error {
 		if err != nil {
 			r = report{Gone: fmt.Sprintf("%v (%s)", err, address(raw.RemoteAddr()))}
 		}
-		h.take(heard{theirs.Rank, w, r})
-		if err != nil {
+		if !h.take(heard{theirs.Rank, w, r}) || err != nil {
 			return nil
 		}
 	}
 }
 
-// take passes a report to run.
-func (h *holder) take(e heard) {
+// take passes a report to run. It returns false if run has ended.
+func (h *holder) take(e heard) bool {
 	select {
 	case h.heard <- e:
+		return true
 	case <-h.done:
+		return false
 	}
 }
 
-// run runs the meeting until the last order is delivered.
+// run runs the meeting until the last order is delivered, or until it yields.
 func (h *holder) run() {
 	defer close(h.done)
 	var (
@@ -199,10 +239,9 @@ func (h *holder) run() {
 	)
 	for {
 		pending = append(pending, h.deliver()...)
-		if h.over && h.members[0] == nil { // the others go on without this host
-			clear(h.wires)
-		}
-		if h.over && len(pending) == 0 && len(h.wires) == 0 {
+		h.firm.Store(h.majority())
+		left := h.members[h.self] == nil // the others go on without this host
+		if h.over && len(pending) == 0 && (left || len(h.wires) == 0) {
 			return
 		}
 		if h.over && linger == nil {
@@ -228,7 +267,21 @@ func (h *holder) run() {
 			h.tick(armed)
 		case <-linger:
 			clear(h.wires)
+		case <-h.yields:
+			if h.yielded = !h.over && !h.running && !h.majority(); h.yielded {
+				return
+			}
 		}
+	}
+}
+
+// hangUp closes the connections of all hosts after the end of run.
+func (h *holder) hangUp() {
+	for _, w := range h.wires {
+		w.raw.Close()
+	}
+	for _, e := range h.waiting {
+		e.wire.raw.Close()
 	}
 }
 
@@ -237,7 +290,7 @@ func (h *holder) run() {
 // that it was gone.
 func (h *holder) receive(e heard) {
 	switch there := h.wires[e.host]; {
-	case e.wire == there: // as of host 0, which has none
+	case e.wire == there: // as of this host, which has none
 	case there == nil:
 		h.wires[e.host] = e.wire
 	case e.Join != nil:
@@ -286,7 +339,7 @@ func (h *holder) deliver() (mine []order) {
 				m.order = order{End: true, Exit: exitError, Say: err.Error()}
 			}
 		}
-		if m.to == 0 {
+		if m.to == h.self {
 			if m.Start != nil {
 				m.Start.Listen = h.listen
 			}

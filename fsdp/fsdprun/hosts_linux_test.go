@@ -135,3 +135,38 @@ func TestHostReturns(t *testing.T) {
 		require.Zero(t, h.end(0))
 	}
 }
+
+// candidateFlags returns the flags of three hosts of one rank that can all hold the meeting.
+func candidateFlags(t *testing.T, flags ...string) func(host int) []string {
+	at := []string{freeAddress(t), freeAddress(t), freeAddress(t)}
+	common := append([]string{"-n", "1", "-min", "1", "-nnodes", "3", "-rdzv", strings.Join(at, ","), "-secret-file", secretFile(t)}, flags...)
+	return func(host int) []string { return append(slices.Clone(common), "-node-rank", fmt.Sprint(host)) }
+}
+
+// TestAnyHostIsLost kills the launcher of host 0: the others meet at one of them, and take in host
+// 0 when it returns. Then host 0 leaves, and one of two launchers is killed: the last host alone
+// starts no rank.
+func TestAnyHostIsLost(t *testing.T) {
+	flags := candidateFlags(t, "-restarts", "9", "-tls")
+	var hosts [3]host
+	for h := range hosts {
+		hosts[h] = startHost(t, flags(h))
+		defer func() { hosts[h].end(syscall.SIGKILL) }()
+	}
+	ranks := func(start int, who ...int) {
+		t.Helper()
+		for _, h := range who {
+			hosts[h].await(t, fmt.Sprintf("start %d is", start), fmt.Sprintf("of %d", len(who)), "ready")
+		}
+	}
+	ranks(0, 0, 1, 2)
+	require.Equal(t, -1, hosts[0].end(syscall.SIGKILL))
+	ranks(1, 1, 2)
+	hosts[0] = startHost(t, flags(0))
+	ranks(2, 0, 1, 2)
+	require.Equal(t, 15, hosts[0].end(syscall.SIGTERM))
+	ranks(3, 1, 2)
+	require.Equal(t, -1, hosts[1].end(syscall.SIGKILL))
+	hosts[2].await(t, "host 1 has disconnected", "for hosts 0-1")
+	require.Zero(t, hosts[2].end(syscall.SIGTERM)) // it waits, and no rank runs: see TestMajority
+}

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -19,6 +18,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 // together runs a script on several hosts, which are one, to the end.
@@ -111,10 +113,12 @@ func TestHostLeaves(t *testing.T) {
 func TestSignalMeetsHost0(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	g := &guest{config: &config{}}
-	g.ctx, g.leave = context.WithCancelCause(t.Context())
+	g := newGuest(&config{}, store.Config{}, auth.Hello{}, offer{})
 	g.tell(report{Signal: syscall.SIGTERM})
 	require.EqualError(t, g.join(newWire(near, near)), "SIGTERM: this host no longer waits for host 0")
+	require.False(t, g.hold())
+	_, err := g.find()
+	require.EqualError(t, err, "SIGTERM: this host no longer waits for host 0")
 }
 
 // TestHostsDiffer: hosts that were told different things do not become one job.

@@ -63,7 +63,7 @@ func run(args []string, sys system) int {
 	}
 	if err == nil {
 		base, err = c.settings(sys.environ)
-	} else if c.host != "" {
+	} else if c.meet != nil {
 		_, _ = c.settings(sys.environ) // the first error counts
 	}
 	l := &launcher{config: c, base: base, cores: cores, signals: sys.signals, screen: screen}

@@ -44,18 +44,13 @@ func (m *meeting) settle(joined bool) {
 	}
 }
 
-// part releases a host whose ranks have left the others. Without host 0 there is no meeting.
-func (m *meeting) part(host int, list []*ending) {
-	m.dismiss(host, list)
-	if host == 0 {
-		m.over, m.running = true, false
-	}
-}
-
 func (m *meeting) join(host int, o offer) {
-	if ours := m.members[0]; ours != nil && (o.Min != ours.Min || o.Restarts != ours.Restarts || o.Replace != ours.Replace) {
-		why := fmt.Sprintf("host %d has -min %d -restarts %d -replace %d, host 0 has -min %d -restarts %d -replace %d: "+
-			"give them all the same", host, o.Min, o.Restarts, o.Replace, ours.Min, ours.Restarts, ours.Replace)
+	if ours := m.members[m.self]; ours != nil && (o.Min != ours.Min || o.Restarts != ours.Restarts || o.Replace != ours.Replace || o.Meet != ours.Meet) {
+		why := fmt.Sprintf("host %d has -min %d -restarts %d -replace %d, host %d has -min %d -restarts %d -replace %d: "+
+			"give them all the same", host, o.Min, o.Restarts, o.Replace, m.self, ours.Min, ours.Restarts, ours.Replace)
+		if o.Meet != ours.Meet {
+			why = fmt.Sprintf("host %d has -rdzv %s, host %d has -rdzv %s: give them all the same", host, o.Meet, m.self, ours.Meet)
+		}
 		m.tell(host, order{End: true, Exit: exitUsage, Say: why})
 		m.giveUp(host, why)
 		return
@@ -66,7 +61,7 @@ func (m *meeting) join(host int, o offer) {
 		m.readmit(host, o.Ranks)
 		return
 	}
-	m.count = max(m.count, o.Count)
+	m.count, m.failures, m.expected = max(m.count, o.Count), max(m.failures, o.Failures), max(m.expected, o.Others)
 	if m.running {
 		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has joined: ending %d ranks to start more", host, m.size))
 	}
@@ -106,7 +101,7 @@ func (m *meeting) lose(host int, why string) {
 	m.say(text)
 }
 
-// dismiss releases a host that got a signal.
+// dismiss releases a host that got a signal. Without its own host there is no meeting.
 func (m *meeting) dismiss(host int, list []*ending) {
 	exit := 0
 	if first := culprit(list); first != nil {
@@ -114,14 +109,18 @@ func (m *meeting) dismiss(host int, list []*ending) {
 	}
 	m.tell(host, order{End: true, Exit: exit})
 	delete(m.members, host)
+	if host == m.self {
+		m.over, m.running = true, false
+	}
 }
 
 // interrupted handles a signal. A signal to host 0 ends the job, a signal to another host only this
-// host's part. If the ranks of the other hosts can go on, SIGTERM to host 0 ends only its part,
-// too.
+// host's part. If the ranks of the other hosts can go on, or another host can hold the meeting,
+// SIGTERM to host 0 ends only its part, too.
 func (m *meeting) interrupted(host int, s syscall.Signal) {
 	h := m.members[host]
 	text := fmt.Sprintf("host %d leaves: %s", host, signalName(s))
+	leaves := host > 0 || m.candidates > 1 && s == syscall.SIGTERM
 	switch {
 	case s == growSignal:
 		m.grow(host, h)
@@ -129,13 +128,13 @@ func (m *meeting) interrupted(host int, s syscall.Signal) {
 	case h.busy && m.continues() && (host > 0 || s == syscall.SIGTERM):
 		h.parting = true
 		m.say(text + "; the ranks of the other hosts go on")
-	case host > 0 && h.busy:
+	case leaves && h.busy:
 		if !h.leaving {
 			h.leaving = true
 			m.left = append(m.left, text)
 			m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
 		}
-	case host > 0:
+	case leaves:
 		m.say(text)
 		m.dismiss(host, nil)
 	case m.size == 0:

@@ -23,6 +23,12 @@
 //	fsdprun -n 4 -nnodes 2 -node-rank 0 -rdzv host0:29500 -secret-file key ./train
 //	fsdprun -n 4 -nnodes 2 -node-rank 1 -rdzv host0:29500 -secret-file key ./train
 //
+// With three hosts or more, -rdzv may list addresses of hosts 0, 1, 2 and so on,
+// at least three. Then the job outlives the loss of any host, host 0 included:
+// see "Hosts that leave or join".
+//
+//	fsdprun -n 4 -nnodes 3 -node-rank 0 -rdzv a:29500,b:29500,c:29500 -restarts 9 -min 8 -secret-file key ./train
+//
 // Ranks listen on the address through which their host reaches host 0, unless
 // -listen names another. Slurm, mpirun and Kubernetes need no fsdprun: they
 // start every rank, and the library reads their variables.
@@ -32,9 +38,9 @@
 //
 // # Environment of a rank
 //
-//	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; ranks are in the order of -node-rank
+//	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; ranks are in the order of -node-rank, from the host on that holds the meeting
 //	NODE_RANK GROUP_RANK GROUP_WORLD_SIZE         the place of its host among those that are there
-//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: a free port of host 0
+//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: a free port of host 0, or of the host that holds the meeting
 //	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name and number of the start, from 0
 //	FSDP_SECRET                                   on one host a random key, if there is none
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
@@ -63,8 +69,8 @@
 //
 // With -trace DIR each rank writes a trace of its passes there: see fsdp's
 // TraceDir. At the end host 0 joins the files that it finds in DIR into
-// job.pftrace, which https://ui.perfetto.dev opens. If hosts do not share DIR,
-// cat can join their files. With -hashes DIR each rank writes hashes of its
+// job.pftrace, which https://ui.perfetto.dev opens. If hosts do not share DIR, or
+// host 0 is gone, cat can join the files. With -hashes DIR each rank writes hashes of its
 // computation there. The command fsdpdiff uses them to find where two runs
 // begin to differ. If a log, a trace or hashes cannot be written, as on a full
 // disk, the exit status is not 0, even if all ranks exit with 0.
@@ -151,13 +157,40 @@
 //     leave, like a machine that is taken away: its ranks get the signal, and
 //     the others continue without it, as after a failure. For host 0, or
 //     without -restarts, they end the job on all hosts.
-//   - Host 0 must be present, as the hosts meet there: no other host continues
-//     without it. When it is gone, the others end their ranks and try to reach
-//     it for -join-timeout. In this time its fsdprun may be started again (it
-//     then counts its restarts from 0). After this time, and at once without
-//     -restarts, they end with an error that names the address. A host that
-//     cannot reach host 0 does the same, so if the network of a job is cut in
-//     two, only one part continues.
+//   - With one address in -rdzv, host 0 must be present, as the hosts meet
+//     there: no other host continues without it. When it is gone, the others end
+//     their ranks and try to reach it for -join-timeout. In this time its fsdprun
+//     may be started again. After this time, and at once without -restarts, they
+//     end with an error that names the address. A host that cannot reach host 0
+//     does the same, so if the network of a job is cut in two, only one part
+//     continues.
+//
+// With several addresses in -rdzv no host is special. The hosts that have the
+// addresses are the candidates, and any of them can hold the meeting:
+//
+//   - Ranks are started on more than half of the candidates, or on half of them
+//     with host 0, and on any of the other hosts. So two parts of a network that
+//     is cut never both start ranks. Hosts without such a majority end their
+//     ranks, wait for it for -join-timeout, and end with an error that names the
+//     absent hosts.
+//   - When the host that holds the meeting is gone, the others end their ranks,
+//     and meet at another candidate. This is a failure, and uses up a restart. If
+//     all others are there, the next start comes at once; otherwise after 30 s.
+//   - A host that was lost returns when its fsdprun is started again, host 0 as
+//     well. It asks the candidates one after the other for the meeting.
+//   - SIGTERM for any fsdprun, of host 0 as well, makes this host leave. SIGINT
+//     for host 0 ends the job on all hosts.
+//   - All hosts need the same -rdzv. -min is needed, too: without it all hosts
+//     are. With -replace there is one address.
+//   - The program must not call comm.Reconnect: ranks that continue by themselves
+//     may overlap with the next start until they are killed after -grace.
+//
+// The next start may begin while ranks of a host that is cut off still run. They
+// are then ranks of a failed group, so they cannot complete a further step, nor
+// a checkpoint that not all of them have written. Their fsdprun detects the cut
+// within the same 20 s, and ends them.
+// Rank 0 of a start also has the lock of the directory of its checkpoints until
+// it ends, so a rank of the next start that saves too early gets an error.
 //
 // All fsdpruns of a job end with the same status, except on a host that leaves:
 // it ends with the status of its ranks.

@@ -13,10 +13,11 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// The meeting decides which ranks of a job start when. Host 0 holds it, in its fsdprun. A job on
-// one host is a meeting of one.
+// The meeting decides which ranks of a job start when. Host 0 holds it, in its fsdprun, or one of
+// the candidates if -rdzv has several addresses: see candidate.go. A job on one host is a meeting
+// of one.
 //
-//	host h                                     host 0
+//	host h                                     holder
 //	  | -- join: how many ranks I can run ------->  |
 //	  | <- start: which ranks, of how many -------  |  to all hosts, once they suffice
 //	  |      its ranks run                          |
@@ -30,17 +31,20 @@ import (
 //   - One start at a time. No host gets an order to start before every present host has reported
 //     the end of its ranks of the start before. A host that is gone ends its ranks by itself.
 //   - Every start has a number, larger than the numbers before, and a unique name, which ranks
-//     exchange when they join. So ranks of two starts never join each other, even if host 0 was
+//     exchange when they join. So ranks of two starts never join each other, even if the holder was
 //     replaced, or if a host was cut off and still runs ranks of an earlier start.
-//   - Ranks are numbered in the order of the numbers of the present hosts.
-//   - A start has at least min ranks. Without them nothing is started.
+//   - Ranks are numbered in the order of the numbers of the present hosts, from the holder on.
+//   - A start has at least min ranks, and the majority of the candidates. Without them nothing is
+//     started.
 //   - There are at most restarts starts after failures.
 //   - The meeting does not wait forever: it waits for a rest or the last call if there are enough
 //     ranks, and for patience if not. Hosts kill ranks that were asked to end after some time.
 //
 // meeting only decides: it receives events with their times, and leaves orders in out.
 type meeting struct {
+	self            int // the host that holds it
 	hosts, restarts int
+	candidates      int           // hosts 0, 1, … that can hold the meeting
 	compare         bool          // compares ranks when a start has ended
 	replace         int           // ranks of each host that are replaced alone
 	min             int           // least number of ranks; 0 for all ranks of all hosts
@@ -51,6 +55,7 @@ type meeting struct {
 	members  map[int]*member // hosts that are present
 	count    int             // the number of the next start
 	name     string          // of the last start
+	expected int             // hosts of the last start of another meeting, without its holder; 0 if there was none
 	size     int             // ranks of the last start; 0 before the first
 	since    time.Time       // when the ranks were started, or when the last ones had ended
 	until    time.Time       // no start before this time
@@ -125,7 +130,10 @@ type offer struct {
 	Most          int // number that it can run after SIGUSR1
 	Min, Restarts int // the flags
 	Replace       int
+	Meet          string
 	Count         int // number of the next start, as far as the host knows
+	Failures      int // until now, as far as the host knows
+	Others        int // hosts of the last start without its holder, if the holder is gone
 }
 
 // lastCall is how long the first start waits for absent hosts once there are enough ranks.
@@ -185,12 +193,12 @@ func (m *meeting) end(host int, list []ending) {
 		h.ended = append(h.ended, &list[i])
 	}
 	if h.parting {
-		m.part(host, h.ended)
+		m.dismiss(host, h.ended)
 		return
 	}
 	m.ended = append(m.ended, h.ended...)
 	slices.SortStableFunc(m.ended, func(a, b *ending) int { return cmp.Compare(a.After, b.After) })
-	if h.leaving {
+	if h.leaving && host != m.self {
 		m.dismiss(host, h.ended)
 	}
 }
@@ -311,13 +319,17 @@ func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
 		m.finish(m.status, fmt.Sprintf("not restarting: rank %d reports that %s", r.Rank, launch.NoRestart))
 		return
 	}
+	if h := m.members[m.self]; h.leaving {
+		m.dismiss(m.self, h.ended)
+		return
+	}
 	m.failures++
 	for _, h := range m.inOrder {
 		h.ranks = max(1, h.ranks-lost(h.ended, first))
 	}
 	m.rest = restAfter(m.rest, lasted)
 	m.until = m.now.Add(m.rest)
-	with := "with more hosts"
+	with := "with more hosts: waiting for " + m.absent()
 	if _, total := m.plan(); total > 0 {
 		with = fmt.Sprintf("with %d ranks", total)
 	}
@@ -354,7 +366,7 @@ func (m *meeting) plan() (ranks map[int]int, total int) {
 	if need == 0 {
 		need = all
 	}
-	if most < need || m.min == 0 && len(m.members) < m.hosts {
+	if most < need || m.min == 0 && len(m.members) < m.hosts || !m.majority() {
 		return nil, 0
 	}
 	for host, h := range m.inOrder {
@@ -376,13 +388,17 @@ func (m *meeting) gather() {
 	case total == 0 && m.now.Before(m.since.Add(m.patience)):
 		return
 	case total == 0:
-		m.finish(exitError, fmt.Sprintf("too few ranks (-min): within %v there was no %s%s", m.patience, m.absent(), m.silence()))
+		what := "too few ranks (-min)"
+		if !m.majority() {
+			what = fmt.Sprintf("no majority of the %d hosts in -rdzv", m.candidates)
+		}
+		m.finish(exitError, fmt.Sprintf("%s: within %v there was no %s%s", what, m.patience, m.absent(), m.silence()))
 		return
 	}
 	if m.until.IsZero() {
 		m.until = m.now.Add(lastCall)
 	}
-	if m.now.Before(m.until) && !(all && m.size == 0) {
+	if m.now.Before(m.until) && !(m.size == 0 && len(m.members) >= cmp.Or(m.expected, m.hosts)) {
 		return
 	}
 	m.start(ranks, total)
@@ -399,7 +415,7 @@ func (m *meeting) start(ranks map[int]int, total int) {
 	for host, h := range m.inOrder {
 		h.busy, h.ranks, h.ended, h.joins = true, ranks[host], nil, joins{}
 		o := order{Start: &start{
-			Count: m.count, Job: m.name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
+			Count: m.count, Failures: m.failures, Job: m.name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
 		}}
 		if m.hosts > 1 {
 			o.Say = fmt.Sprintf("start %d: %d ranks on %s", m.count, total, text.Numbered("host", slices.Sorted(maps.Keys(ranks))))
@@ -427,9 +443,21 @@ func (m *meeting) say(text string) {
 	}
 }
 
-// inOrder iterates over the hosts that are here.
+// majority reports whether more than half of the candidates are here, or half of them and host 0.
+func (m *meeting) majority() bool {
+	n := 0
+	for host := range m.members {
+		if host < m.candidates {
+			n++
+		}
+	}
+	return m.candidates <= 1 || 2*n > m.candidates || 2*n == m.candidates && m.members[0] != nil
+}
+
+// inOrder iterates over the hosts that are here, from the host that holds the meeting on.
 func (m *meeting) inOrder(yield func(int, *member) bool) {
-	for _, host := range slices.Sorted(maps.Keys(m.members)) {
+	place := func(host int) int { return (host - m.self + m.hosts) % m.hosts }
+	for _, host := range slices.SortedFunc(maps.Keys(m.members), func(a, b int) int { return place(a) - place(b) }) {
 		if h := m.members[host]; h != nil && !yield(host, h) {
 			return
 		}

@@ -30,6 +30,12 @@ func open(hosts, ranks, min, restarts int) *stage {
 	return s
 }
 
+// elect has another host hold the meeting, which has not begun, and makes the first hosts candidates.
+func (s *stage) elect(self, candidates, ranks int) {
+	s.self, s.candidates, s.members, s.out = self, candidates, make(map[int]*member), nil
+	s.come(self, ranks)
+}
+
 func (s *stage) tell(host int, r report) { s.hear(s.clock, host, r) }
 
 func (s *stage) come(host, ranks int) {
@@ -65,11 +71,11 @@ func (s *stage) orders() (all []string) {
 	return all
 }
 
-// said returns what host 0 was told to print.
-func (s *stage) said() string {
+// said returns what host 0 was told to print, or another host.
+func (s *stage) said(host ...int) string {
 	var b strings.Builder
 	for _, m := range s.out {
-		if m.to == 0 {
+		if m.to == append(host, 0)[0] {
 			b.WriteString(m.Say + "\n")
 		}
 	}
@@ -148,7 +154,7 @@ func TestMeetingWaits(t *testing.T) {
 		s.tell(1, report{Gone: "x"})
 		s.tell(0, ask(0, 2))
 		s.tell(2, ask(4, 2))
-		require.Contains(t, s.said(), "with more hosts\n")
+		require.Contains(t, s.said(), "with more hosts: waiting for host 1\n")
 		s.orders()
 		if back {
 			s.clock = s.clock.Add(time.Minute)
@@ -334,7 +340,11 @@ func TestMeetingNeverSticks(t *testing.T) {
 		a.stage = open(hosts, each, number("min", 0, hosts*each), number("restarts", 0, 3))
 		a.replace = number("replace", 0, 1)
 		a.members[0].Replace = a.replace
-		a.hosts[0].here = true
+		if hosts > 2 && a.replace == 0 {
+			candidates := number("candidates", 3, hosts)
+			a.elect(number("self", 0, candidates-1), candidates, each)
+		}
+		a.hosts[a.self].here = true
 		a.obey()
 		for range number("steps", 0, 60) {
 			host := number("host", 0, hosts-1)
@@ -367,7 +377,7 @@ type actors struct {
 	hosts  []actor
 	number int // of the last start
 	starts int
-	left   bool // host 0 has
+	left   bool // the holder has
 }
 
 type actor struct {
@@ -400,7 +410,7 @@ func (a *actors) act(host, what int) {
 	case what <= 2 && h.runs != nil && !h.asked && !h.failed:
 		h.failed = true
 		a.tell(host, report{Failed: "rank"})
-	case what == 3 && host > 0:
+	case what == 3 && host != a.self:
 		*h = actor{}
 		a.tell(host, report{Gone: "gone"})
 	case what == 4:
@@ -438,7 +448,7 @@ func (a *actors) obey() {
 		}
 	}
 	a.out = nil
-	if a.over && !a.left && a.members[0] == nil { // the other hosts go on alone
+	if a.over && !a.left && a.members[a.self] == nil { // the other hosts go on alone
 		a.left = true
 		clear(a.hosts)
 	}
@@ -459,6 +469,7 @@ func (a *actors) obey() {
 		require.Equal(a.t, size, s.Size)
 	}
 	require.GreaterOrEqual(a.t, size, a.min)
+	require.True(a.t, a.majority())
 	require.LessOrEqual(a.t, a.failures, a.restarts)
 	running := slices.DeleteFunc(slices.Clone(a.hosts), func(h actor) bool { return h.runs == nil })
 	require.Len(a.t, running, len(begun), "ranks of another start run")
