@@ -27,7 +27,8 @@ type cluster struct {
 	dir     string // of programs, data and checkpoints
 	flags   []string
 	running [3]*exec.Cmd
-	lines   chan line // of host 0
+	lines   chan line // of all hosts; those of fsdprun that say which ranks start, once
+	starts  sync.Map  // these lines
 	readers sync.WaitGroup
 	past    []stretch
 }
@@ -37,6 +38,9 @@ type line struct {
 	at   time.Time
 }
 
+// meet are the addresses at which the hosts can meet.
+var meet = []string{"10.77.0.1:29500", "10.77.0.2:29500", "10.77.0.3:29500"}
+
 // stretch is what a start has trained.
 type stretch struct{ from, ranks int }
 
@@ -45,7 +49,7 @@ const training = "-data data -holdout 5 -layers 2 -dim 32 -heads 2 -context 32 -
 	"-eval-bytes 512 -eval-every 1000000 -sample-bytes 0 -keep 100000 -resume"
 
 // train starts a training on three hosts.
-func train(t *testing.T, flags ...string) *cluster {
+func train(t *testing.T, rdzv string, flags ...string) *cluster {
 	c := &cluster{network: build(t, 3), dir: t.TempDir(), lines: make(chan line, 10000)}
 	must(t, "go -C ../../.. build -o", c.dir+"/", "./fsdp/fsdprun ./examples/gpt")
 	require.NoError(t, os.Mkdir(filepath.Join(c.dir, "data"), 0o700))
@@ -54,7 +58,7 @@ func train(t *testing.T, flags ...string) *cluster {
 		require.NoError(t, os.WriteFile(filepath.Join(c.dir, "data", fmt.Sprintf("f%02d.go", i)), []byte(text), 0o600))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(c.dir, "key"), []byte("a secret of these tests only"), 0o600))
-	c.flags = append(flags, "-nnodes", "3", "-rdzv", "10.77.0.1:29500", "-secret-file", "key", "-restarts", "9")
+	c.flags = append(flags, "-nnodes", "3", "-rdzv", rdzv, "-secret-file", "key", "-restarts", "9")
 	t.Cleanup(func() {
 		for host := range c.running {
 			c.kill(t, host)
@@ -80,7 +84,11 @@ func (c *cluster) start(t *testing.T, host int) {
 	c.running[host] = cmd
 	c.readers.Go(func() {
 		for s := bufio.NewScanner(out); s.Scan(); {
-			if host == 0 {
+			again := false
+			if strings.HasPrefix(s.Text(), "fsdprun: start ") {
+				_, again = c.starts.LoadOrStore(s.Text(), true)
+			}
+			if !again {
 				c.lines <- line{s.Text(), time.Now()}
 			}
 		}
@@ -101,7 +109,7 @@ func (c *cluster) kill(t *testing.T, host int) {
 	_ = c.running[host].Wait() // it was killed
 }
 
-// await returns the next line of host 0 that matches.
+// await returns the next line that matches.
 func (c *cluster) await(t *testing.T, pattern string) (match []string, at time.Time) {
 	t.Helper()
 	late := time.After(patience)
@@ -142,7 +150,7 @@ func took(t *testing.T, what string, begin, end time.Time, atMost time.Duration)
 // end ends the job, and compares it with what one does by hand: with each number of ranks, in one
 // process, go on from the checkpoint from which the job went on, as long as the job did.
 func (c *cluster) end(t *testing.T) {
-	require.NoError(t, c.running[0].Process.Signal(syscall.SIGTERM))
+	require.NoError(t, c.running[0].Process.Signal(syscall.SIGINT))
 	match, _ := c.await(t, `interrupted after step (\d+)`)
 	last, err := strconv.Atoi(match[1])
 	require.NoError(t, err)
@@ -204,7 +212,7 @@ func (c *cluster) byHand(t *testing.T, dir string, ranks, until int) {
 
 // TestHostsComeAndGo: hosts die, fall silent, and come back, the first one too.
 func TestHostsComeAndGo(t *testing.T) {
-	c := train(t, "-n", "1", "-min", "2")
+	c := train(t, meet[0], "-n", "1", "-min", "2")
 	c.goesOn(t, 3)
 
 	begin := time.Now()
@@ -228,9 +236,35 @@ func TestHostsComeAndGo(t *testing.T) {
 	c.end(t)
 }
 
+// TestAnyHostComesAndGoes cuts host 0 off, and then kills it: the others go on, and take it in when it
+// is back. Alone it starts no rank, though one would do.
+func TestAnyHostComesAndGoes(t *testing.T) {
+	c := train(t, strings.Join(meet, ","), "-n", "1", "-min", "1")
+	c.goesOn(t, 3)
+
+	begin := time.Now()
+	c.unplug(t, 0)
+	took(t, "link of host 0 cut", begin, c.goesOn(t, 2), silence+15*time.Second)
+	begin = time.Now()
+	c.plug(t, 0)
+	took(t, "link of host 0 back", begin, c.goesOn(t, 3), 30*time.Second)
+
+	begin = time.Now()
+	c.kill(t, 0)
+	took(t, "host 0 of 3 killed", begin, c.goesOn(t, 2), 15*time.Second)
+	begin = time.Now()
+	c.start(t, 0)
+	took(t, "host 0 back", begin, c.goesOn(t, 3), 15*time.Second)
+	c.end(t)
+	c.starts.Range(func(text, _ any) bool {
+		require.NotContains(t, text, ": 1 ranks")
+		return true
+	})
+}
+
 // TestRankKilled: a host goes on with a rank less, and has it back when that is asked for.
 func TestRankKilled(t *testing.T) {
-	c := train(t, "-n", "2", "-min", "4")
+	c := train(t, meet[0], "-n", "2", "-min", "4")
 	c.goesOn(t, 6)
 	begin := time.Now()
 	c.killRank(t, 2, 5)
