@@ -38,6 +38,9 @@ func (m *onGPU) run(p *exec.Program, c *exec.Call) {
 		if gpu.Supports(in.Op.Kind) {
 			m.seen[in.Op.Kind] = true
 			m.Check(m.T, in, &f, m.tol)
+			if in.Half || slices.ContainsFunc(slices.Concat(f.In, []exec.Value{f.Out}), func(v exec.Value) bool { return v.Form.Half }) {
+				m.checkFloat16(in, f)
+			}
 		}
 		switch {
 		case in.Half:
@@ -50,11 +53,36 @@ func (m *onGPU) run(p *exec.Program, c *exec.Call) {
 	}
 }
 
+// checkFloat16 checks an instruction on values of 16 bits in float16, with an eighth of the
+// tolerance.
+func (m *onGPU) checkFloat16(in exec.Instr, f exec.Frame) {
+	m.Engine.Float16 = true
+	defer func() { m.Engine.Float16 = false }()
+	f.In = slices.Clone(f.In)
+	for i := range f.In {
+		f.In[i] = m.narrow(f.In[i])
+	}
+	f.Out = m.narrow(f.Out)
+	m.Check(m.T, in, &f, m.tol/8)
+}
+
+// narrow returns v with its values of 16 bits in float16.
+func (m *onGPU) narrow(v exec.Value) exec.Value {
+	v.Bytes = slices.Clone(v.Bytes)
+	if v.Form.Half {
+		low, _ := v.Parts()
+		for i, x := range low {
+			low[i] = m.Narrow(x.Float32())
+		}
+	}
+	return v
+}
+
 // hostOnly names the operations that package gpu refuses: see its TestWindowOnBothSides.
 var hostOnly = []string{"sdpa in a window on both sides"}
 
 // TestGPU runs every operation that GPUs have, and its gradient, on the double of a GPU, in
-// float32, float64 and bfloat16.
+// float32, float64, bfloat16 and float16.
 func TestGPU(t *testing.T) {
 	seen := make(map[exec.Kind]bool)
 	check := func(t *testing.T, tr *exectest.Trial) {

@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -164,6 +165,29 @@ func TestGPUFloat16VirtualRanks(t *testing.T) {
 			require.Equal(t, losses, same)
 		}
 	}
+}
+
+// TestGPUFloat16Results: calls read parameters in float16, and results arrive as float32.
+func TestGPUFloat16Results(t *testing.T) {
+	kit.CleanGPU(t)
+	model := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		y := t.Call("fit", &nn.Linear{In: 1, Out: 7, NoBias: true, Std: 1}, in[0])
+		return append(kit.Regress(t, in, y), y), nil
+	})
+	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
+		m := kit.Wrap(t, model, fsdp.Config{Group: g, Device: dev, Precision: fsdp.Precision{Compute: fsdp.Float16}})
+		state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		require.NoError(t, err)
+		one, zeros := kit.Filled(1, func(int) float32 { return 1 }), kit.Filled(7, func(int) float32 { return 0 })
+		require.NoError(t, one.Reshape(1, 1))
+		require.NoError(t, zeros.Reshape(1, 7))
+		out, err := m.Eval(ctx, one, zeros)
+		require.NoError(t, err)
+		for i, w := range state["fit.weight"].Data().([]float32) {
+			require.Equal(t, kit.Rounded(w, fsdp.Float16), out[2].Data().([]float32)[i])
+		}
+		require.NoError(t, m.Close())
+	})
 }
 
 // TestGPUFloat16Errors names what Float16 needs, and what it cannot be combined with.
