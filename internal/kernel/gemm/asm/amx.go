@@ -188,7 +188,8 @@ func (v variant) step(meanwhile func()) {
 }
 
 // row prints the store of a row of sums to C, and a request for the same row of the next columns,
-// unless the store bypasses the caches.
+// unless the store bypasses the caches. A line of bfloat16 has only one store, so the columns after
+// the next ones are requested for L2.
 func (v variant) row(ldin string, size int) {
 	v.p("VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12")
 	if v.adds {
@@ -199,7 +200,7 @@ func (v variant) row(ldin string, size int) {
 		v.p("VMOVNTPS Z18, (DI); VMOVNTPS Z19, 64(DI); ADDQ R13, DI")
 		return
 	case v.rounds:
-		v.p("%s; VMOVDQU16 Z20, K3, (DI)", vcvtne2ps2bf16(19, 18, 20))
+		v.p("%s; VMOVDQU16 Z20, K3, (DI); PREFETCHT1 %d(DI)", vcvtne2ps2bf16(19, 18, 20), 64*size)
 	default:
 		v.p("VMOVUPS Z18, K1, (DI); VMOVUPS Z19, K2, 64(DI); %s", prefetchw("DI", 192))
 	}
