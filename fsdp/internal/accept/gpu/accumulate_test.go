@@ -66,6 +66,7 @@ func TestGPUWritesGradients(t *testing.T) {
 		{fsdp.Config{Precision: fsdp.BF16()}, 0, 8}, // units have a group for norms
 		{fsdp.Config{GradAverage: fsdp.ByWeights}, 3, 4},
 		{fsdp.Config{Precision: fsdp.Precision{Reduce: fsdp.BFloat16}}, 0, 4}, // of norms
+		{fsdp.Config{Precision: in16}, 0, 8},
 	} {
 		dev, err := gpu.Open(0)
 		require.NoError(t, err)
