@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
-	"github.com/gofsdp/gofsdp/comm/internal/quorum"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/internal/sharedmem"
 	"github.com/gofsdp/gofsdp/comm/internal/tcp"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
+	"github.com/gofsdp/gofsdp/internal/quorum"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gofsdp/gofsdp/comm/internal/quorum"
+	"github.com/gofsdp/gofsdp/internal/quorum"
 )
 
 // TestJoiningSpeaksUp: a rank that waits says so after 5 s and every 30 s, in the default logger if

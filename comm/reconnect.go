@@ -12,10 +12,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gofsdp/gofsdp/comm/internal/quorum"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/mesh"
+	"github.com/gofsdp/gofsdp/internal/quorum"
 	"github.com/gofsdp/gofsdp/internal/store"
 	"github.com/gofsdp/gofsdp/internal/text"
 )

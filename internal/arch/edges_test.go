@@ -67,13 +67,12 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":                    "comm/internal/limit comm/internal/local comm/internal/quorum comm/internal/session comm/internal/sharedmem comm/internal/tcp comm/transport internal/auth internal/launch internal/mesh internal/store internal/text",
+	"comm":                    "comm/internal/limit comm/internal/local comm/internal/session comm/internal/sharedmem comm/internal/tcp comm/transport internal/auth internal/launch internal/mesh internal/quorum internal/store internal/text",
 	"comm/commtest":           "comm comm/transport",
 	"comm/internal/grouptest": "comm/transport internal/mesh",
 	"comm/internal/limit":     "comm/transport internal/backoff",
 	"comm/internal/local":     "comm/internal/park comm/transport internal/backoff",
 	"comm/internal/park":      "",
-	"comm/internal/quorum":    "internal/auth internal/mesh internal/store",
 	"comm/internal/session":   "comm/internal/limit comm/transport internal/mesh internal/text",
 	"comm/internal/sharedmem": "comm/internal/limit comm/internal/park comm/internal/session comm/internal/ticket comm/transport internal/backoff internal/shm",
 	"comm/internal/tcp":       "comm/internal/session comm/internal/tree comm/transport internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/store internal/text",
@@ -82,6 +81,7 @@ var edges = map[string]string{
 	"comm/transport":          "comm/internal/park comm/internal/ticket comm/internal/tree internal/half internal/kernel/vec internal/mesh internal/shm internal/text",
 	"comm/mpi":                "comm comm/transport internal/backoff internal/launch",
 	"internal/mesh":           "internal/auth internal/checksum internal/store",
+	"internal/quorum":         "internal/auth internal/mesh internal/store",
 	"internal/simnet":         "",
 	"internal/store":          "internal/auth",
 	"nccl":                    "comm comm/transport internal/backoff internal/device",
