@@ -23,6 +23,7 @@ func (b Ballot) less(o Ballot) bool {
 type Membership struct {
 	Number  int
 	Ballot  Ballot   // in which it was proposed; two proposals of one membership differ in it only
+	Witness Member   // that votes in the decision on the next one; the zero value if there is none
 	Members []Member // in the order of ranks
 }
 
@@ -40,7 +41,7 @@ func (m *Membership) next(remains func(i int) bool, joining []Member) *Membershi
 		}
 		return strings.Compare(a.ID, b.ID)
 	})
-	next := &Membership{Number: m.Number + 1}
+	next := &Membership{Number: m.Number + 1, Witness: m.Witness}
 	for i, member := range m.Members {
 		switch {
 		case remains(i):
@@ -53,8 +54,9 @@ func (m *Membership) next(remains func(i int) bool, joining []Member) *Membershi
 	return next
 }
 
-// suffices reports whether a set of members can decide. dead says which members are certainly dead.
-func (m *Membership) suffices(in, dead func(i int) bool) bool {
+// suffices reports whether a set of members can decide, with the witness or without it. dead says
+// which members are certainly dead.
+func (m *Membership) suffices(in, dead func(i int) bool, witness bool) bool {
 	n, others := 0, true
 	for i := range m.Members {
 		if in(i) {
@@ -63,7 +65,10 @@ func (m *Membership) suffices(in, dead func(i int) bool) bool {
 			others = false
 		}
 	}
-	return n > 0 && others || 2*n > len(m.Members) || 2*n == len(m.Members) && in(0)
+	if m.Witness == (Member{}) {
+		witness = in(0)
+	}
+	return n > 0 && others || 2*n > len(m.Members) || 2*n == len(m.Members) && witness
 }
 
 // acceptor is the state of a process that takes part in the decision on one membership.
@@ -88,4 +93,15 @@ func (a *acceptor) accept(v *Membership) bool {
 	}
 	a.promised, a.accepted = v.Ballot, v
 	return true
+}
+
+// answer answers prepare and accept.
+func (a *acceptor) answer(q *request) (r reply) {
+	if r.Done = true; q.What == askPrepare {
+		r.OK, r.Value = a.prepare(q.Ballot), a.accepted
+	} else {
+		r.OK = a.accept(q.Value)
+	}
+	r.Ballot = a.promised
+	return r
 }

@@ -24,6 +24,7 @@
 //	meet     k       answered with the address of the store in which the ranks of k meet
 //	guard    k       answered when the process does not form k any more
 //	enter            answered when the process that asks is in a membership
+//	witness          answered with the ID of the witness
 //
 // A process that has membership k or a later one answers every request about k with it. A process
 // whose latest membership is earlier than the sender's answers "unknown", and the sender repeats
@@ -67,6 +68,28 @@
 // still counts as dead. It does not report that it has left if it has a later membership than the
 // others, so the process that let others in does not count as dead.
 //
+// # Witness
+//
+// A membership may have a witness: a process that accepts values as a member does, and keeps nothing
+// else. Then a set of members can decide if it has more than half of them, or half of them and the
+// vote of the witness, or if all others are certainly dead. Half of them and the first member are
+// not enough, with or without the witness. So either half can continue, and not both: two sets that
+// need the vote of the witness have the witness in common. The proposer asks the witness last, and
+// only if its vote is needed.
+//
+// The promises of a witness are in memory only. A witness that is started again has another ID. The
+// membership has the ID of its witness, and only the witness with this ID votes in the decision on
+// the next one: it has lived since before the membership was proposed, so it has all promises about
+// that decision. The proposer of a membership asks the witness for its ID, and the value that is
+// decided has this ID, or the last one if the witness does not answer. So a witness that was started
+// again votes when the members have agreed once without it.
+//
+// A witness records no memberships. It has one acceptor for each membership whose members have asked
+// it, by a hash of number and members, and serves any number of jobs with one secret. If one half has
+// died, certainly, after the witness has accepted its value, the other half decides without the
+// witness, and does not ask it. No live process has the first value then, except for one that the
+// dead half has let in, and the claim of the number excludes that process or the others.
+//
 // # Crashes
 //
 //   - A proposer dies before a set has accepted its value: the next one proposes, with a higher
@@ -80,6 +103,6 @@
 //   - A process is stopped, or cut off, and returns: it asks, or is asked, and learns the latest
 //     membership. If this does not have the process, Next fails with ErrExcluded.
 //
-// State is in memory only: a process that has died never returns, and a process started in its
+// State is in memory only: a member that has died never returns, and a process started in its
 // place is another one.
 package quorum

@@ -22,6 +22,7 @@ const (
 	askMeet
 	askGuard
 	askEnter
+	askWitness
 	asks // their number
 )
 
@@ -44,7 +45,7 @@ type reply struct {
 	OK      bool   // prepare, accept
 	Unknown bool   // the process has no membership as late as Base: the request comes again, with Latest
 	Ballot  Ballot // promised
-	Address string // of a store
+	Address string // of a store; the ID of a witness
 	Joining []Member
 	Value   *Membership // accepted
 	Decided *Membership
@@ -63,10 +64,13 @@ func (m Ballot) append(b []byte) []byte {
 func appendMembers(b []byte, list []Member) []byte {
 	b = binary.AppendUvarint(b, uint64(len(list)))
 	for _, m := range list {
-		b = appendText(appendText(b, m.ID), m.Address)
-		b = binary.AppendVarint(b, int64(m.Rank))
+		b = m.append(b)
 	}
 	return b
+}
+
+func (m Member) append(b []byte) []byte {
+	return binary.AppendVarint(appendText(appendText(b, m.ID), m.Address), int64(m.Rank))
 }
 
 func (m *Membership) append(b []byte) []byte {
@@ -74,7 +78,7 @@ func (m *Membership) append(b []byte) []byte {
 		return append(b, 0)
 	}
 	b = binary.AppendVarint(append(b, 1), int64(m.Number))
-	return appendMembers(m.Ballot.append(b), m.Members)
+	return appendMembers(m.Witness.append(m.Ballot.append(b)), m.Members)
 }
 
 func (q *request) append(b []byte) []byte {
@@ -149,13 +153,17 @@ func (p *parser) text() (s string) {
 
 func (p *parser) ballot() Ballot { return Ballot{Round: p.number(), Proposer: p.number()} }
 
+func (p *parser) member() Member {
+	return Member{ID: p.text(), Address: p.text(), Rank: p.number()}
+}
+
 func (p *parser) members() (list []Member) {
 	n := p.length(3)
 	if n > 0 {
 		list = make([]Member, n)
 	}
 	for i := range list {
-		list[i] = Member{ID: p.text(), Address: p.text(), Rank: p.number()}
+		list[i] = p.member()
 	}
 	return list
 }
@@ -166,7 +174,7 @@ func (p *parser) membership() *Membership {
 	case 0:
 		return nil
 	case 1:
-		if m := (&Membership{Number: p.number(), Ballot: p.ballot(), Members: p.members()}); m.Members != nil {
+		if m := (&Membership{Number: p.number(), Ballot: p.ballot(), Witness: p.member(), Members: p.members()}); m.Members != nil {
 			return m
 		}
 	}

@@ -193,6 +193,7 @@ type proposal struct {
 	members []standing
 	moved   time.Time  // when a member has come or gone
 	joining [][]Member // by member: processes that wait to join, and ask it
+	vote    vote
 }
 
 // hesitation is how long a proposer waits after a member has come or gone, if another one is
@@ -216,6 +217,9 @@ func (p *proposal) run(ctx context.Context) error {
 		if i != p.self {
 			visits.Go(func() { p.visit(visiting, i) })
 		}
+	}
+	if p.now.Witness != (Member{}) {
+		visits.Go(func() { p.watch(visiting) })
 	}
 	tick := time.NewTicker(beat / 20)
 	defer tick.Stop()
@@ -334,8 +338,13 @@ func (p *proposal) value() (*Membership, error) {
 			return nil, nil
 		}
 	}
-	if !p.now.suffices(waits, func(i int) bool { return p.members[i].dead }) {
+	if p.now.Witness != (Member{}) && !p.vote.asked {
+		return nil, nil
+	}
+	dead := func(i int) bool { return p.members[i].dead }
+	if !p.now.suffices(waits, dead, p.votes()) {
 		pending := slices.ContainsFunc(p.members, func(s standing) bool { return !s.waits && !ended(s.err) })
+		pending = pending || p.vote.err != nil && !ended(p.vote.err) && p.now.suffices(waits, dead, true)
 		if pending || time.Since(p.begin) < reportTime || time.Since(p.moved) < reportTime {
 			return nil, nil
 		}
@@ -347,7 +356,11 @@ func (p *proposal) value() (*Membership, error) {
 			joining = append(joining, m)
 		}
 	}
-	return p.now.next(waits, joining), nil
+	next := p.now.next(waits, joining)
+	if p.vote.id != "" { // else the last one may live
+		next.Witness.ID = p.vote.id
+	}
+	return next, nil
 }
 
 // departed returns the number of members that have left as planned: no process has to replace them.
@@ -389,8 +402,12 @@ func (p *proposal) minority() error {
 	if why == nil {
 		return fmt.Errorf("the %d ranks of group %d have not agreed on the next group", n, p.now.Number)
 	}
-	return fmt.Errorf("ranks %v of group %d do not answer (%w): %d of its %d ranks are left, and more than half, or half with rank 0, must be, as the others may continue",
-		missing, p.now.Number, why, n-len(missing), n)
+	half := "rank 0"
+	if p.now.Witness != (Member{}) {
+		half = "the witness"
+	}
+	return fmt.Errorf("ranks %v of group %d do not answer (%w)%s: %d of its %d ranks are left, and more than half, or half with %s, must be, as the others may continue",
+		missing, p.now.Number, why, p.absence(), n-len(missing), n, half)
 }
 
 // ballot tries to decide on value, or on the value that another process has proposed. It reports
@@ -421,9 +438,10 @@ func (p *proposal) decided() bool {
 }
 
 // ask sends a request to this process, and then to all members that answer, until enough members
-// agree.
+// agree. If the witness is needed, too, it is asked last: its vote completes the decision.
 func (p *proposal) ask(ctx context.Context, q request, yes func(reply)) bool {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	all := ctx
+	ctx, cancel := context.WithTimeout(all, askTime)
 	var asking sync.WaitGroup
 	defer asking.Wait()
 	defer cancel()
@@ -461,14 +479,14 @@ func (p *proposal) ask(ctx context.Context, q request, yes func(reply)) bool {
 			results <- result{i, r}
 		})
 	}
-	enough := func() bool {
-		return p.now.suffices(func(i int) bool { return agree[i] }, func(i int) bool { return dead[i] })
+	enough := func(witness bool) bool {
+		return p.now.suffices(func(i int) bool { return agree[i] }, func(i int) bool { return dead[i] }, witness)
 	}
 	for range asked {
-		if enough() || p.decided() {
+		if enough(false) || p.decided() {
 			break
 		}
 		hear(<-results)
 	}
-	return enough() && !p.decided()
+	return enough(!enough(false) && enough(true) && !p.decided() && p.consult(all, q, yes)) && !p.decided()
 }

@@ -306,11 +306,8 @@ func (n *Node) reply(q *request) (r reply) {
 		r.Done, r.Joining = r.Waits, n.joining
 	case askFollow:
 		r.Joining = n.joining
-	case askPrepare:
-		r = reply{Done: true, OK: n.acceptor.prepare(q.Ballot), Ballot: n.acceptor.promised}
-		r.Value = n.acceptor.accepted
-	case askAccept:
-		r = reply{Done: true, OK: n.acceptor.accept(q.Value), Ballot: n.acceptor.promised}
+	case askPrepare, askAccept:
+		r = n.acceptor.answer(q)
 	case askMeet:
 		r.Done, r.Address = n.meeting != "" || n.wanted > q.Number, n.meeting
 	case askGuard:

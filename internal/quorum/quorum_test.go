@@ -37,17 +37,26 @@ func TestSuffices(t *testing.T) {
 		set := rapid.SliceOfN(rapid.IntRange(0, 3), len(m.Members), len(m.Members)).Draw(t, "sets") // neither, one, the other; dead
 		in := func(k int) func(int) bool { return func(i int) bool { return set[i] == k } }
 		one, other := slices.Contains(set, 1), slices.Contains(set, 2)
-		if m.suffices(in(1), in(3)) && m.suffices(in(2), in(3)) {
+		witness := rapid.IntRange(0, 2).Draw(t, "witness") // none, or of the set
+		if witness > 0 {
+			m.Witness.ID = "w"
+		}
+		if m.suffices(in(1), in(3), witness == 1) && m.suffices(in(2), in(3), witness == 2) {
 			t.Fatalf("%v and %v", one, other)
 		}
 	})
 	m := membership(4)
 	some := func(list ...int) func(int) bool { return func(i int) bool { return slices.Contains(list, i) } }
-	require.True(t, m.suffices(some(0, 3), some()))
-	require.False(t, m.suffices(some(2, 3), some()))
-	require.False(t, m.suffices(some(3), some(0, 1)))
-	require.True(t, m.suffices(some(3), some(0, 1, 2)))
-	require.False(t, m.suffices(some(), some(0, 1, 2, 3)))
+	require.True(t, m.suffices(some(0, 3), some(), false))
+	require.False(t, m.suffices(some(2, 3), some(), false))
+	require.False(t, m.suffices(some(3), some(0, 1), false))
+	require.True(t, m.suffices(some(3), some(0, 1, 2), false))
+	require.False(t, m.suffices(some(), some(0, 1, 2, 3), false))
+	m.Witness.ID = "w"
+	require.False(t, m.suffices(some(0, 3), some(), false))
+	require.True(t, m.suffices(some(2, 3), some(), true))
+	require.False(t, m.suffices(some(3), some(0, 1), true))
+	require.True(t, m.suffices(some(1, 2, 3), some(), false))
 }
 
 // TestNextMembership keeps the order of members, and fills the places of lost ones.
@@ -244,7 +253,7 @@ func TestEnter(t *testing.T) {
 
 // someMembership draws a membership with a number.
 func someMembership(t *rapid.T, number int) *Membership {
-	m := &Membership{Number: number, Ballot: Ballot{rapid.IntRange(0, 1<<30).Draw(t, "round"), rapid.IntRange(0, 9).Draw(t, "proposer")}}
+	m := &Membership{Number: number, Ballot: Ballot{rapid.IntRange(0, 1<<30).Draw(t, "round"), rapid.IntRange(0, 9).Draw(t, "proposer")}, Witness: Member{ID: rapid.String().Draw(t, "witness")}}
 	for range rapid.IntRange(1, 4).Draw(t, "members") {
 		m.Members = append(m.Members, Member{ID: rapid.String().Draw(t, "id"), Address: rapid.String().Draw(t, "address"), Rank: rapid.IntRange(-1, 1000).Draw(t, "rank")})
 	}

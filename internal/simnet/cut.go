@@ -16,17 +16,21 @@ func (h *Host) Isolate(d time.Duration) {
 
 // part is a time in which nothing passes between some hosts and the rest.
 type part struct {
-	some        map[*Host]bool
+	some, both  map[*Host]bool
 	from, until time.Time
 }
 
-// Part cuts the connection between some hosts and the rest, for a time.
-func (n *Net) Part(some []*Host, d time.Duration) {
+// Part cuts the connection between some hosts and the rest, for a time. Hosts in both reach all
+// others.
+func (n *Net) Part(some []*Host, d time.Duration, both ...*Host) {
 	n.mu.Lock()
 	now := time.Now()
-	p := part{map[*Host]bool{}, now, now.Add(d)}
+	p := part{map[*Host]bool{}, map[*Host]bool{}, now, now.Add(d)}
 	for _, h := range some {
 		p.some[h] = true
+	}
+	for _, h := range both {
+		p.both[h] = true
 	}
 	n.parts = append(n.parts, p)
 	n.parted.Store(true)
@@ -82,7 +86,7 @@ func cuts(a, b *Host, f func(from, until time.Time)) {
 	a.net.mu.Lock()
 	defer a.net.mu.Unlock()
 	for _, p := range a.net.parts {
-		if p.some[a] != p.some[b] {
+		if p.some[a] != p.some[b] && !p.both[a] && !p.both[b] {
 			f(p.from, p.until)
 		}
 	}
