@@ -32,6 +32,7 @@ type config struct {
 	tls, trustNetwork                       bool
 	secret                                  []byte        // shared by several hosts
 	patience                                time.Duration // how long to wait for absent hosts
+	serve                                   string        // the address of a witness, which this process is; or ""
 
 	restarts int
 	replace  int
@@ -66,6 +67,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "time that ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "number of restarts after a failure")
 	f.IntVar(&c.replace, "replace", 0, "number of ranks of this host that are started again alone,\nwhile the others call comm.Reconnect")
+	f.StringVar(&c.serve, "serve-witness", "", "be a witness at host:port, until a signal ends it")
 	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike LoadOptions.AllowOlder, if the program does not set it")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "time between the signal to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
@@ -80,11 +82,19 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 		f.SetOutput(usage)
 		f.PrintDefaults()
 	}
-	if c.program = f.Args(); err == nil && len(c.program) == 0 {
+	switch c.program = f.Args(); {
+	case err != nil:
+	case len(c.program) == 0 && c.serve == "":
 		err = errors.New("no program")
+	case len(c.program) > 0 && c.serve != "":
+		err = errors.New("-serve-witness runs no program")
 	}
 	if err != nil {
 		return c, fmt.Errorf("%w; fsdprun -h lists the flags", err)
+	}
+	if c.serve != "" {
+		c.nodes = 2 // or more: they need a common secret
+		return c, nil
 	}
 	c.doubt = misplaced(f)
 	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv), c.setShow(*show), c.check())

@@ -74,6 +74,9 @@ func run(args []string, sys system) int {
 		}
 		return exitUsage
 	}
+	if c.serve != "" {
+		return l.beWitness()
+	}
 	for _, doubt := range []string{c.doubt, c.short()} {
 		if doubt != "" {
 			screen.say("%s", doubt)

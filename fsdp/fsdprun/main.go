@@ -211,6 +211,15 @@
 //     asks comm.Joining after its steps. This needs host 0. Their fsdprun ends
 //     with their status.
 //   - After a host is gone there is no restart, as its ranks may still run.
+//
+// # A witness
+//
+// A process on another host that votes on who continues if exactly half of the
+// ranks are left, and runs no ranks:
+//
+//	fsdprun -serve-witness host2:29600 -secret-file key      # with -tls, if the job has it
+//
+// It serves all jobs with this secret, until SIGINT or SIGTERM.
 package main
 
 import (

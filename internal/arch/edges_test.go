@@ -133,7 +133,7 @@ var edges = map[string]string{
 	"fsdp/fsdpckpt":       "internal/checkpoint internal/safetensors internal/text optim",
 	"fsdp/fsdpdiff":       "internal/hashes",
 	"fsdp/fsdpplan":       "comm fsdp fsdp/nn fsdp/nn/hf fsdp/plan fsdp/profile internal/calibrate internal/text optim",
-	"fsdp/fsdprun":        "fsdp/profile internal/auth internal/launch internal/perfetto internal/regular internal/store internal/text",
+	"fsdp/fsdprun":        "fsdp/profile internal/auth internal/launch internal/perfetto internal/quorum internal/regular internal/store internal/text",
 	"examples/answers":    "comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/classify":   "comm fsdp fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim fsdp/data",
 	"examples/cluster":    "",
