@@ -152,6 +152,11 @@ type Config struct {
 	// lost ranks. 0 means that it takes the processes
 	// that already wait.
 	ReplaceTimeout time.Duration
+	// Witness is the host:port of a process that votes on the ranks of the next group if exactly half
+	// of the ranks are left, as of two hosts, see [Reconnect]: "fsdprun -serve-witness" on another
+	// host, with the same Secret and TLS. All ranks need the same Witness. Connect waits for it. If it
+	// is lost later, the job continues, until half of the ranks are lost.
+	Witness string
 	// Host overrides the identity of this host. Ranks with equal identities are on
 	// one host and can share memory; the Transport decides whether they do.
 	Host string

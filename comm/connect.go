@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
@@ -43,12 +45,23 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("comm: Config.Members is %q, want an absolute path", c.Members)
 	case c.Join && !filepath.IsAbs(c.members()):
 		return c, fmt.Errorf("comm: Config.Join needs a directory in which the process finds the job: set Config.Members, or Config.Rendezvous to file:///directory, not %q", c.Rendezvous)
+	case c.Witness != "" && !isAddress(c.Witness):
+		return c, fmt.Errorf("comm: Config.Witness is %q, want host:port of at most %d bytes", c.Witness, maxWitness)
 	case int(c.Transport) >= len(transportNames):
 		return c, fmt.Errorf("comm: unknown Config.Transport %v", c.Transport)
 	case int(c.Checksums) >= len(checksumsNames):
 		return c, fmt.Errorf("comm: unknown Config.Checksums %v", c.Checksums)
 	}
 	return c, c.checkTrust()
+}
+
+// maxWitness is the largest number of bytes of the address of a witness, which a note to the other
+// ranks has.
+const maxWitness = 256
+
+func isAddress(text string) bool {
+	host, port, err := net.SplitHostPort(text)
+	return err == nil && host != "" && port != "" && len(text) <= maxWitness && !strings.Contains(text, " ")
 }
 
 // Connect joins a job and returns this rank's handle of the group of all ranks, named "world". It
@@ -98,6 +111,12 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 			return nil, errors.Join(explain(err), p.close())
 		}
 		return g, nil
+	}
+	if p.m.Witness.Address = cfg.Witness; cfg.Witness != "" && cfg.Rank == 0 && p.unable == nil {
+		// The others get the error, too, when they join.
+		finding, cancel := context.WithTimeoutCause(ctx, cfg.JoinTimeout/2, fmt.Errorf("timed out after half of %v", cfg.JoinTimeout))
+		p.m.Witness, p.unfound = p.node.Find(finding, cfg.Witness)
+		cancel()
 	}
 	meet, done, err := rendezvous(ctx, cfg, j)
 	if err != nil {

@@ -48,6 +48,7 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_JOIN          1: the process joins a running job, see Join of [Config]
 //	FSDP_MEMBERS       directory in which a process that joins finds the job, see Members of [Config]
 //	FSDP_REPLACE       how long Reconnect waits for processes that replace lost ranks: 90s
+//	FSDP_WITNESS       host:port of a witness, the same on all ranks: see Witness of [Config]
 //
 // A job without a name, because no launcher has started it, gets one from the program,
 // its arguments and, unless FSDP_LISTEN is set, its directory. So the ranks of two such
@@ -75,6 +76,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 		Rank: env.Rank, Size: env.Size, LocalRank: env.LocalRank, LocalSize: env.LocalSize,
 		Secret: env.Secret, TrustNetwork: env.TrustNetwork, TLS: env.TLS, Listen: env.Listen,
 		Timeout: env.Timeout, JoinTimeout: env.JoinTimeout, Join: env.Join, Members: env.Members, ReplaceTimeout: env.Replace,
+		Witness: env.Witness,
 	}
 	if env.Job == "" {
 		if env.Job, err = programName(env.Listen == ""); err != nil {

@@ -31,7 +31,10 @@ import (
 // meanwhile, rank 0 included: then they agree again. Two parts of a network that is cut never both
 // continue. The part that continues has more than half of the ranks of the last group that was
 // agreed on, or half of them and its rank 0. So of two ranks on two hosts, rank 0 continues without
-// rank 1, and rank 1 ends without rank 0. Ranks that listen on loopback are on one host, where the
+// rank 1, and rank 1 ends without rank 0. With Config.Witness, the part that continues has more than
+// half of the ranks, or half of them and the vote of the witness: then either rank continues without
+// the other one, and neither without the witness. A witness that has been started again votes from
+// the next group on. Ranks that listen on loopback are on one host, where the
 // end of a process is certain: any number of them continues. With Config.Members and Config.Listen
 // they count as ranks of several hosts.
 //
@@ -92,9 +95,10 @@ type place struct {
 	node *quorum.Node
 	// unable is why there is no node. The rank still joins the mesh, as the others get the error
 	// there.
-	unable error
-	m      quorum.Membership // its number is 0 in the first group
-	first  int               // number that may not be published, and those after it
+	unable  error
+	unfound error             // why rank 0 has not found the witness of the first group
+	m       quorum.Membership // its number is 0 in the first group
+	first   int               // number that may not be published, and those after it
 
 	mu   sync.Mutex
 	over bool // the node belongs to a later group
@@ -122,8 +126,30 @@ func (p *place) note() string {
 	if p.unable != nil {
 		return ""
 	}
-	m := p.node.Self()
-	return m.ID + " " + m.Address
+	m, w := p.node.Self(), p.m.Witness
+	return strings.Join([]string{m.ID, m.Address, w.Address, w.ID}, " ")
+}
+
+// begin makes the membership of the first group from the notes of its ranks.
+func (p *place) begin(m *mesh.Mesh) error {
+	for r := range p.cfg.Size {
+		note := strings.Split(m.Note(r), " ")
+		if len(note) != 4 {
+			return fmt.Errorf("rank %d has no address at which it agrees on the next group: use the same version of this library on all ranks", r)
+		}
+		p.m.Members = append(p.m.Members, quorum.Member{ID: note[0], Address: note[1], Rank: r})
+		witness := quorum.Member{ID: note[3], Address: note[2]}
+		switch {
+		case r > 0 && witness.Address != p.m.Witness.Address:
+			return fmt.Errorf("rank %d has the witness %q, rank 0 has %q: set FSDP_WITNESS, or Config.Witness, to the same on all ranks", r, witness.Address, p.m.Witness.Address)
+		case r == 0 && witness.Address != "" && witness.ID == "":
+			return errors.Join(fmt.Errorf("rank 0 has not found the witness at %s: start it with fsdprun -serve-witness", witness.Address), p.unfound)
+		case r == 0:
+			p.m.Witness = witness
+		}
+	}
+	p.node.Begin(p.m)
+	return nil
 }
 
 // close ends this process's part in decisions.
@@ -140,14 +166,9 @@ func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.M
 		return p.unable
 	}
 	if p.m.Members == nil {
-		for r := range p.cfg.Size {
-			id, address, ok := strings.Cut(m.Note(r), " ")
-			if !ok {
-				return fmt.Errorf("rank %d has no address at which it agrees on the next group: use the same version of this library on all ranks", r)
-			}
-			p.m.Members = append(p.m.Members, quorum.Member{ID: id, Address: address, Rank: r})
+		if err := p.begin(m); err != nil {
+			return err
 		}
-		p.node.Begin(p.m)
 	}
 	if err := errors.Join(p.fill(ctx), p.publish(ctx)); err != nil {
 		return err
@@ -299,6 +320,9 @@ func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
 		var m quorum.Membership
 		if err := json.Unmarshal(value, &m); err != nil {
 			return nil, fmt.Errorf("the members of group %d: %w", number, err)
+		}
+		if m.Witness.Address != p.cfg.Witness {
+			return nil, fmt.Errorf("the job has the witness %q, this process has %q: set FSDP_WITNESS, or Config.Witness, to the same", m.Witness.Address, p.cfg.Witness)
 		}
 		j.waitsFor("call Reconnect", func() []int { return nil })
 		next, err := p.node.Enter(ctx, m)

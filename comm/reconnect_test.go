@@ -20,7 +20,11 @@ import (
 
 // simulated runs f on n ranks with hosts of their own.
 func simulated(t *testing.T, n int, f func(ctx context.Context, h *simnet.Host, g comm.Group) error) (errs []error) {
-	net := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond})
+	return simulatedOn(t, simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond}), n, "", f)
+}
+
+// simulatedOn is simulated with a network, and with the address of a witness, if there is one.
+func simulatedOn(t *testing.T, net *simnet.Net, n int, witness string, f func(ctx context.Context, h *simnet.Host, g comm.Group) error) (errs []error) {
 	errs = make([]error, n)
 	var all sync.WaitGroup
 	for r := range n {
@@ -29,7 +33,7 @@ func simulated(t *testing.T, n int, f func(ctx context.Context, h *simnet.Host, 
 			ctx := store.WithNetwork(t.Context(), host)
 			g, err := comm.Connect(ctx, comm.Config{
 				Rank: r, Size: n, Rendezvous: "tcp://10.0.0.0:29500", Job: t.Name(), Secret: secret, Listen: fmt.Sprint("10.0.0.", r),
-				Host: fmt.Sprint(r), Transport: comm.TCP, JoinTimeout: time.Minute, Logger: slog.New(slog.DiscardHandler),
+				Host: fmt.Sprint(r), Transport: comm.TCP, JoinTimeout: time.Minute, Witness: witness, Logger: slog.New(slog.DiscardHandler),
 			})
 			if err == nil {
 				_ = g.Barrier(ctx) // all have the group, then; on some ranks it fails if f is quick on others

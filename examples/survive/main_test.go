@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-var lossLine = regexp.MustCompile(`^(?:\[0\] )?(step \d+)  (loss \d\.\d{6})$`)
+var lossLine = regexp.MustCompile(`^(?:\[\d\] )?(step \d+)  (loss \d\.\d{6})$`)
 
 // build builds fsdprun.
 func build(t *testing.T) string {
@@ -57,9 +58,14 @@ func losses(t *testing.T, ranks, steps int) map[string]string {
 	return want
 }
 
-// watch reads the lines of a run. After step 40 it kills the rank whose process a line names. It
-// returns the losses, and the processes of this rank.
-func watch(t *testing.T, shown io.Reader, process *regexp.Regexp) (got map[string]string, pids []int) {
+// kill kills a process.
+func kill(t *testing.T) func(pid int) {
+	return func(pid int) { require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) }
+}
+
+// watch reads the lines of a run. After step 40 it calls strike with the rank whose process a line
+// names. It returns the losses, and the processes of this rank.
+func watch(t *testing.T, shown io.Reader, process *regexp.Regexp, strike func(pid int)) (got map[string]string, pids []int) {
 	got = make(map[string]string)
 	for lines := bufio.NewScanner(shown); lines.Scan(); {
 		if start := process.FindStringSubmatch(lines.Text()); start != nil {
@@ -71,7 +77,7 @@ func watch(t *testing.T, shown io.Reader, process *regexp.Regexp) (got map[strin
 		if loss := lossLine.FindStringSubmatch(lines.Text()); loss != nil {
 			got[loss[1]] = loss[2]
 			if loss[1] == "step 40" && len(pids) == 1 {
-				require.NoError(t, syscall.Kill(pids[0], syscall.SIGKILL))
+				strike(pids[0])
 			}
 		}
 	}
@@ -89,7 +95,7 @@ func TestSurvive(t *testing.T) {
 		shown, err := run.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, run.Start())
-		got, pids := watch(t, shown, regexp.MustCompile(fmt.Sprintf(`rank %d of 2 is process (\d+), and continues after step (\d+)$`, victim)))
+		got, pids := watch(t, shown, regexp.MustCompile(fmt.Sprintf(`rank %d of 2 is process (\d+), and continues after step (\d+)$`, victim)), kill(t))
 		require.NoError(t, run.Wait(), problem.String())
 		require.Equal(t, want, got)
 		require.Len(t, pids, 2)
@@ -98,26 +104,37 @@ func TestSurvive(t *testing.T) {
 	}
 }
 
-// TestSurviveHosts kills rank 0 of four launchers, which have no directory in common.
-func TestSurviveHosts(t *testing.T) {
-	launcher, want := build(t), losses(t, 4, 60)
-	t.Setenv("FSDP_SECRET", "known to this test only")
+// freeAddress returns an address at which nothing listens.
+func freeAddress(t *testing.T) string {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	address := free.Addr().String()
 	require.NoError(t, free.Close())
+	return free.Addr().String()
+}
+
+// launchHosts starts launchers of one rank each. Their output comes from shown.
+func launchHosts(t *testing.T, launcher string, n, steps int, flags ...string) (hosts []*exec.Cmd, shown io.ReadCloser) {
+	t.Setenv("FSDP_SECRET", "known to this test only")
+	address := freeAddress(t)
 	read, write, err := os.Pipe()
 	require.NoError(t, err)
-	defer read.Close()
-	var hosts []*exec.Cmd
-	for host := range 4 {
-		run := exec.CommandContext(t.Context(), launcher, "-n", "1", "-nnodes", "4", "-node-rank", strconv.Itoa(host), "-rdzv", address, "-replace", "1", os.Args[0], "-steps", "60")
-		run.Stdout, run.Stderr = write, new(bytes.Buffer)
+	for host := range n {
+		args := append([]string{"-n", "1", "-nnodes", strconv.Itoa(n), "-node-rank", strconv.Itoa(host), "-rdzv", address, "-replace", "1"}, flags...)
+		run := exec.CommandContext(t.Context(), launcher, append(args, os.Args[0], "-steps", strconv.Itoa(steps))...)
+		run.Stdout, run.Stderr = write, &notice{text: "all ranks have joined", seen: make(chan struct{})}
 		require.NoError(t, run.Start())
 		hosts = append(hosts, run)
 	}
 	require.NoError(t, write.Close())
-	got, pids := watch(t, read, regexp.MustCompile(`rank 0 of 4 is process (\d+), and continues after step (\d+)$`))
+	return hosts, read
+}
+
+// TestSurviveHosts kills rank 0 of four launchers, which have no directory in common.
+func TestSurviveHosts(t *testing.T) {
+	launcher, want := build(t), losses(t, 4, 60)
+	hosts, read := launchHosts(t, launcher, 4, 60)
+	defer read.Close()
+	got, pids := watch(t, read, regexp.MustCompile(`rank 0 of 4 is process (\d+), and continues after step (\d+)$`), kill(t))
 	for _, run := range hosts {
 		require.NoError(t, run.Wait(), "%v", run.Stderr)
 	}
@@ -164,4 +181,48 @@ func TestSurviveGrowth(t *testing.T) {
 	}
 	require.True(t, grown)
 	require.Equal(t, losses(t, 2, 20*len(got)), got)
+}
+
+// notice keeps the output of a launcher, and closes seen when this has a text.
+type notice struct {
+	out  bytes.Buffer
+	text string
+	seen chan struct{}
+}
+
+func (n *notice) String() string { return n.out.String() }
+
+func (n *notice) Write(b []byte) (int, error) {
+	before := strings.Contains(n.String(), n.text)
+	count, err := n.out.Write(b)
+	if !before && strings.Contains(n.String(), n.text) {
+		close(n.seen)
+	}
+	return count, err
+}
+
+// TestSurviveWitness kills the launcher and the rank of host 0 of two, with a witness: the other
+// rank goes on alone, and the losses are the same as in a run without kills.
+func TestSurviveWitness(t *testing.T) {
+	launcher, want := build(t), losses(t, 2, 300)
+	t.Setenv("FSDP_REPLACE", "1ms")
+	at := freeAddress(t)
+	hosts, read := launchHosts(t, launcher, 2, 300, "-witness", at)
+	defer read.Close()
+	witness := exec.CommandContext(t.Context(), launcher, "-serve-witness", at)
+	require.NoError(t, witness.Start())
+	got, pids := watch(t, read, regexp.MustCompile(`rank 0 of 2 is process (\d+), and continues after step (\d+)$`), func(int) {
+		select {
+		case <-hosts[1].Stderr.(*notice).seen:
+		case <-time.After(time.Minute):
+			t.Error("the launchers have not noticed that the ranks have joined")
+		}
+		require.NoError(t, hosts[0].Process.Kill())
+	})
+	require.Error(t, hosts[0].Wait())
+	require.NoError(t, hosts[1].Wait(), "%v", hosts[1].Stderr)
+	require.Equal(t, want, got)
+	require.Len(t, pids, 1)
+	require.NoError(t, witness.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, witness.Wait())
 }

@@ -27,6 +27,7 @@ type config struct {
 	job   string   // "" for a random name
 
 	transport, listen, timeout, joinTimeout string // for the ranks; "" if not chosen
+	witness                                 string // the same
 	columns                                 string // FSDP_COLUMNS of the ranks
 	secretFile                              string
 	tls, trustNetwork                       bool
@@ -67,6 +68,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "time that ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "number of restarts after a failure")
 	f.IntVar(&c.replace, "replace", 0, "number of ranks of this host that are started again alone,\nwhile the others call comm.Reconnect")
+	f.StringVar(&c.witness, "witness", "", "host:port of a witness, the same on all hosts:\neither of two hosts may be lost then")
 	f.StringVar(&c.serve, "serve-witness", "", "be a witness at host:port, until a signal ends it")
 	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike LoadOptions.AllowOlder, if the program does not set it")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "time between the signal to end and SIGKILL")

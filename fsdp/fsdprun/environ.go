@@ -80,7 +80,7 @@ func (c *config) settings(environ []string) ([]string, error) {
 	for name, value := range map[string]string{
 		"FSDP_TRANSPORT": c.transport, "FSDP_LISTEN": c.listen, "FSDP_TIMEOUT": c.timeout, "FSDP_JOIN_TIMEOUT": c.joinTimeout,
 		"FSDP_TLS": variable(c.tls), "FSDP_TRUST_NETWORK": variable(c.trustNetwork),
-		launch.AllowOlder: variable(c.older),
+		launch.AllowOlder: variable(c.older), launch.Witness: c.witness,
 	} {
 		if value != "" {
 			set(name, value)

@@ -48,6 +48,7 @@
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	FSDP_RENDEZVOUS FSDP_JOIN FSDP_REPLACE        with -replace: the directory where ranks meet; true in a process that replaces a rank
 //	FSDP_MEMBERS                                  with -replace on several hosts: a directory of this host, by which that process finds the others
+//	FSDP_WITNESS                                  from -witness
 //	FSDP_JOINS                                    files by which it tells fsdprun whether it has joined the others
 //	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
 //	FSDP_TRACE                                    from -trace
@@ -214,12 +215,16 @@
 //
 // # A witness
 //
-// A process on another host that votes on who continues if exactly half of the
-// ranks are left, and runs no ranks:
+// A process on another host votes if exactly half of the ranks are left, so that
+// either of two hosts may be lost. It runs no ranks:
 //
 //	fsdprun -serve-witness host2:29600 -secret-file key      # with -tls, if the job has it
 //
-// It serves all jobs with this secret, until SIGINT or SIGTERM.
+// It serves all jobs with this secret, until SIGINT or SIGTERM. The hosts of a job
+// have -replace and -witness host2:29600. Half of the ranks continue then if the
+// witness votes for them, and not without it, whether they have rank 0 or not.
+// Ranks join only when they have found the witness. If it is lost later, the job
+// goes on. A witness that has been started again votes from the next group on.
 package main
 
 import (

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // beginWitness starts a witness at an address.
@@ -40,5 +43,27 @@ func TestServeWitness(t *testing.T) {
 		w := beginWitness(append([]string{"-serve-witness", "127.0.0.1:0"}, flags...)...)
 		require.NotZero(t, <-w.status)
 		require.Contains(t, w.err.String(), text)
+	}
+}
+
+// TestLostHostWithWitness kills the ranks of one of two hosts: the rank of the other host goes on
+// alone, also if the lost one was rank 0.
+func TestLostHostWithWitness(t *testing.T) {
+	t.Setenv(launch.Replace, "1ms")
+	for victim := range 2 {
+		flags := hostFlags(t, 2, "-replace", "1")
+		at := freeAddress(t)
+		w := beginWitness("-serve-witness", at, "-secret-file", flags(0)[7])
+		w.err.await("the witness answers")
+		var hosts []*running
+		for host := range 2 {
+			hosts = append(hosts, begin(t, "go on", strings.NewReader(""), append(flags(host), "-witness", at), "1", fmt.Sprint(victim)))
+		}
+		for _, r := range hosts {
+			require.Zero(t, <-r.status, &r.err)
+		}
+		require.Contains(t, hosts[1-victim].out.String(), "start 0 is 0 of 1\n")
+		w.signals <- syscall.SIGTERM
+		require.Zero(t, <-w.status, &w.err)
 	}
 }

@@ -48,6 +48,7 @@
 //	FSDP_JOIN         1 for a process that joins a running job
 //	FSDP_MEMBERS      directory in which ranks record their addresses for processes that join
 //	FSDP_REPLACE      for how long ranks wait for processes that replace lost ones
+//	FSDP_WITNESS      host:port of a process that votes if half of the ranks are lost
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
 //	FSDP_ALLOW_OLDER  true or false: the value of fsdp's option AllowOlder, read by Load

@@ -36,6 +36,7 @@ type Env struct {
 	Checksums   string        // "auto", "off", "on"
 
 	Members string        // directory in which ranks record their addresses for processes that join
+	Witness string        // host:port of a process that votes on the ranks of the next group
 	Replace time.Duration // that ranks wait for processes in the place of lost ones
 
 	Join         bool // this process joins a running job

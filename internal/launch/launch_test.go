@@ -143,6 +143,7 @@ func TestErrorsNameVariables(t *testing.T) {
 		{"FSDP_TIMEOUT=5", `FSDP_TIMEOUT="5" is not a duration such as 90s`},
 		{"FSDP_TIMEOUT=-5s", "FSDP_TIMEOUT="},
 		{"FSDP_JOIN_TIMEOUT=soon", `FSDP_JOIN_TIMEOUT="soon" is not a duration such as 90s`},
+		{"FSDP_WITNESS=host2", `FSDP_WITNESS="host2" is not host:port`},
 		{"FSDP_CHECKSUMS=yes", `FSDP_CHECKSUMS="yes" is not auto, off or on`},
 		{"FSDP_TRANSPORT=rdma", `FSDP_TRANSPORT="rdma" is not auto, shm or tcp`},
 	} {

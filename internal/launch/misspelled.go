@@ -10,7 +10,7 @@ import (
 
 // variables are the variables of this library that a user sets.
 var variables = []string{
-	AllowOlder, Hashes, JoinRunning, Joins, Members, Replace, Stragglers, Trace,
+	AllowOlder, Hashes, JoinRunning, Joins, Members, Replace, Stragglers, Trace, Witness,
 	"FSDP_CHECKSUMS", "FSDP_COLUMNS", "FSDP_CUBLASLT_LIBRARY", "FSDP_CUDA_LIBRARY", "FSDP_JOB", "FSDP_JOIN_TIMEOUT",
 	"FSDP_LISTEN", "FSDP_NCCL_LIBRARY", "FSDP_RENDEZVOUS", "FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_SERVICE",
 	"FSDP_TIMEOUT", "FSDP_TLS", "FSDP_TRANSPORT", "FSDP_TRUST_NETWORK",

@@ -29,12 +29,13 @@ const Hashes = "FSDP_HASHES"
 // Config.Observers.
 const Stragglers = "FSDP_STRAGGLERS"
 
-// JoinRunning, Members and Replace are the variables for Join, Members and ReplaceTimeout of
-// comm.Config.
+// JoinRunning, Members, Replace and Witness are the variables for Join, Members, ReplaceTimeout and
+// Witness of comm.Config.
 const (
 	JoinRunning = "FSDP_JOIN"
 	Members     = "FSDP_MEMBERS"
 	Replace     = "FSDP_REPLACE"
+	Witness     = "FSDP_WITNESS"
 )
 
 // NoRestart is a part of the text of an error that another start of the same program would also
@@ -84,7 +85,10 @@ func settings(v *vars, e *Env) error {
 			}
 		}
 	}
-	e.Listen, e.Members = v.get("FSDP_LISTEN"), v.get(Members)
+	e.Listen, e.Members, e.Witness = v.get("FSDP_LISTEN"), v.get(Members), v.get(Witness)
+	if e.Witness != "" && !validAddr(e.Witness) {
+		return fmt.Errorf("%s=%q is not host:port", Witness, e.Witness)
+	}
 	var err error
 	if e.Timeout, err = Timeout(v.get); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 const (
 	MaxMessage = 64 << 10 // a control message
 	MaxJob     = 128      // the name of a job, of which store keys are made
-	MaxNote    = 128      // a note to the other ranks
+	MaxNote    = 384      // a note to the other ranks
 )
 
 const linger = time.Second // for the others to answer goodbye

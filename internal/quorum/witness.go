@@ -85,10 +85,13 @@ func (w *Witness) answer(q *request) reply {
 
 // Find returns the witness at an address. It waits for a witness that does not answer.
 func (n *Node) Find(ctx context.Context, address string) (Member, error) {
-	for {
+	for first := true; ; first = false {
 		m, err := n.identify(ctx, address)
 		if err == nil || auth.Final(err) {
 			return m, err
+		}
+		if first {
+			n.cfg.Log.Warn("comm: waiting for the witness", "at", address, "error", err)
 		}
 		if !wait(ctx, time.Second) {
 			return m, fmt.Errorf("%w (%w)", err, context.Cause(ctx))
