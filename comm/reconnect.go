@@ -31,12 +31,12 @@ import (
 // meanwhile, rank 0 included: then they agree again. Two parts of a network that is cut never both
 // continue. The part that continues has more than half of the ranks of the last group that was
 // agreed on, or half of them and its rank 0. So of two ranks on two hosts, rank 0 continues without
-// rank 1, and rank 1 ends without rank 0. With Config.Witness, the part that continues has more than
-// half of the ranks, or half of them and the vote of the witness: then either rank continues without
-// the other one, and neither without the witness. A witness that has been started again votes from
-// the next group on. Ranks that listen on loopback are on one host, where the
-// end of a process is certain: any number of them continues. With Config.Members and Config.Listen
-// they count as ranks of several hosts.
+// rank 1, and rank 1 ends without rank 0. With Config.Witness, the part that continues has more
+// than half of the ranks, or half of them and the vote of the witness: then either rank continues
+// without the other one, and neither without the witness. A witness that has been started again
+// votes from the next group on. Ranks that listen on loopback are on one host, where the end of a
+// process is certain: any number of them continues. With Config.Members and Config.Listen they
+// count as ranks of several hosts.
 //
 // A rank leaves as planned by closing old after a step. It reports to the others that it takes part
 // in no later group. So the others need no majority without it, and do not wait for another process

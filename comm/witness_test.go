@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// TestReconnectWitness loses one of two ranks, or cuts it off with or without the witness: the other
-// one continues, or the rank that reaches the witness.
+// TestReconnectWitness loses one of two ranks, or cuts it off with or without the witness: the
+// other one continues, or the rank that reaches the witness.
 func TestReconnectWitness(t *testing.T) {
 	const at = "10.0.1.0"
 	for name, c := range map[string]struct {

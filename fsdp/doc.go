@@ -110,8 +110,8 @@
 //	k·N + r        if every Backward is outside of NoSync
 //	r·V/N + k      if all but the last are inside of it        V/N is a power of two, or N is 1
 //
-// If N does not divide V, ranks with k·N + r ≥ V have no virtual rank left for the last micro-batch.
-// They take part with nothing: they call Forward without a batch, and Backward. In
+// If N does not divide V, ranks with k·N + r ≥ V have no virtual rank left for the last
+// micro-batch. They take part with nothing: they call Forward without a batch, and Backward. In
 // [Sharded.Join] a missing or nil batch does this. A rank that runs fewer or more batches is an
 // error on all ranks:
 //
@@ -155,12 +155,12 @@
 // # Numbers
 //
 // Computation is in float32, or float64 for tests. With [BF16] it is in bfloat16, with half the
-// memory for activations: up to 1.8 times as fast on AMD processors that multiply bfloat16, and 3 to
-// 4 times as fast on Intel processors with AMX. GPUs also compute in float16. [Precision] can also
-// change only the type in which parameters and gradients travel: 16 bits halve the traffic, and 8
-// bits are possible too, see [Int8]. Each parameter may have different types.
-// Shards of parameters and gradients are in float32, or float64, or in bfloat16 if Precision.Master
-// says so. Checkpoints are always in float32, or float64. [Sharded.Unscale] undoes a loss scale.
+// memory for activations: up to 1.8 times as fast on AMD processors that multiply bfloat16, and 3
+// to 4 times as fast on Intel processors with AMX. GPUs also compute in float16. [Precision] can
+// also change only the type in which parameters and gradients travel: 16 bits halve the traffic,
+// and 8 bits are possible too, see [Int8]. Each parameter may have different types. Shards of
+// parameters and gradients are in float32, or float64, or in bfloat16 if Precision.Master says so.
+// Checkpoints are always in float32, or float64. [Sharded.Unscale] undoes a loss scale.
 //
 // # State
 //

@@ -98,9 +98,9 @@ func train(ctx, interrupt context.Context, g comm.Group, last *fsdp.MemoryCheckp
 	return nil
 }
 
-// step makes a step, and returns the loss of the first micro-batch of this rank: on rank 0 it is the
-// same batch for any number of ranks. On three ranks, only rank 0 has two micro-batches: the others
-// take part in the second one without a batch.
+// step makes a step, and returns the loss of the first micro-batch of this rank: on rank 0 it is
+// the same batch for any number of ranks. On three ranks, only rank 0 has two micro-batches: the
+// others take part in the second one without a batch.
 func step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, g comm.Group) (loss float64, err error) {
 	for first := 0; first < virtual; first += g.Size() {
 		var mine []fsdp.Tensor

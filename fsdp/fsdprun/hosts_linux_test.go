@@ -111,8 +111,8 @@ func TestHostsGoOn(t *testing.T) {
 	require.Zero(t, hosts[2].end(0))
 }
 
-// TestHostReturns kills the launcher of host 1 and starts it again: its rank joins the others, which
-// have gone on.
+// TestHostReturns kills the launcher of host 1 and starts it again: its rank joins the others,
+// which have gone on.
 func TestHostReturns(t *testing.T) {
 	t.Setenv(launch.Replace, "1ms")
 	flags := hostFlags(t, 3, "-replace", "1")

@@ -67,8 +67,8 @@ func (m *meeting) join(host int, o offer) {
 	}
 }
 
-// readmit starts ranks of a host that has come while the ranks of the others go on. They get numbers
-// after all others, and join when these call comm.Reconnect.
+// readmit starts ranks of a host that has come while the ranks of the others go on. They get
+// numbers after all others, and join when these call comm.Reconnect.
 func (m *meeting) readmit(host, ranks int) {
 	h := m.members[host]
 	h.busy, h.parting = true, true // it ends with the status of its ranks

@@ -27,7 +27,8 @@
 // at least three. Then the job outlives the loss of any host, host 0 included:
 // see "Hosts that leave or join".
 //
-//	fsdprun -n 4 -nnodes 3 -node-rank 0 -rdzv a:29500,b:29500,c:29500 -restarts 9 -min 8 -secret-file key ./train
+//	fsdprun -n 4 -nnodes 3 -node-rank 0 -rdzv a:29500,b:29500,c:29500 \
+//	    -restarts 9 -min 8 -secret-file key ./train
 //
 // Ranks listen on the address through which their host reaches host 0, unless
 // -listen names another. Slurm, mpirun and Kubernetes need no fsdprun: they
@@ -38,9 +39,10 @@
 //
 // # Environment of a rank
 //
-//	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; ranks are in the order of -node-rank, from the host on that holds the meeting
+//	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; hosts are in the order of -node-rank,
+//	                                              and the host that holds the meeting is the first
 //	NODE_RANK GROUP_RANK GROUP_WORLD_SIZE         the place of its host among those that are there
-//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: a free port of host 0, or of the host that holds the meeting
+//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: a free port of the host that holds the meeting
 //	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name and number of the start, from 0
 //	FSDP_SECRET                                   on one host a random key, if there is none
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network

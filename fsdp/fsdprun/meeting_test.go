@@ -30,7 +30,8 @@ func open(hosts, ranks, min, restarts int) *stage {
 	return s
 }
 
-// elect has another host hold the meeting, which has not begun, and makes the first hosts candidates.
+// elect has another host hold the meeting, which has not begun, and makes the first hosts
+// candidates.
 func (s *stage) elect(self, candidates, ranks int) {
 	s.self, s.candidates, s.members, s.out = self, candidates, make(map[int]*member), nil
 	s.come(self, ranks)

@@ -38,8 +38,8 @@ func (a *attempt) joined() bool {
 	return slices.ContainsFunc(a.ranks, func(r *rank) bool { return r.end == nil && r.join == launch.Joined })
 }
 
-// grown starts the processes that this host may have in addition, with the numbers of its ranks that
-// have ended and the numbers after its last rank. They join when the ranks that run call
+// grown starts the processes that this host may have in addition, with the numbers of its ranks
+// that have ended and the numbers after its last rank. They join when the ranks that run call
 // comm.Reconnect. It reports false if no rank of this host has joined: then the meeting decides.
 func (l *launcher) grown(a *attempt) bool {
 	l.lookAt(a)

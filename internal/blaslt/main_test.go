@@ -36,8 +36,8 @@ type bench struct {
 	handle *Handle
 }
 
-// newBench opens device 0 and the library that EnvLibrary names if it is set, so that the tests can run
-// on a real GPU, and the doubles otherwise. Nothing may be left behind or misused.
+// newBench opens device 0 and the library that EnvLibrary names if it is set, so that the tests can
+// run on a real GPU, and the doubles otherwise. Nothing may be left behind or misused.
 func newBench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{t: t}

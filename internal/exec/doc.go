@@ -43,8 +43,8 @@
 // in float32 and rounds each result once, to nearest even, and keeps NaN. The form of a value
 // depends on the module alone, not on the saved values. A conversion is an instruction like any
 // other. It is inserted where an operand has another form than the kernel needs. Parameters, inputs
-// and gradients of parameters (Signature.HalfGrad) may have either form in any unit. A GPU may store
-// float16 where a Form says bfloat16 (Engine.Float16 of package gpu).
+// and gradients of parameters (Signature.HalfGrad) may have either form in any unit. A GPU may
+// store float16 where a Form says bfloat16 (Engine.Float16 of package gpu).
 //
 // # Saved values
 //

@@ -29,8 +29,8 @@ var storages = []struct {
 	{tensor.Float32, true, false, 1.0 / 128}, {tensor.Float32, true, true, 1.0 / 1024},
 }
 
-// property checks operations on values of random shapes, stored in any way, that may be views. Extents
-// are around those of warps and blocks.
+// property checks operations on values of random shapes, stored in any way, that may be views.
+// Extents are around those of warps and blocks.
 func property(t *testing.T, f func(rt *rapid.T, u *use)) {
 	m := gputest.New(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -132,8 +132,8 @@ func (u *use) set(v exec.Value, f func(i int, x float64) float64) {
 
 func (u *use) number() half.BFloat16 { return half.ToBFloat16(float32(u.rand.NormFloat64())) }
 
-// low is the form of values, tail that of several of which the last n are marked f32, and wide that of
-// what is.
+// low is the form of values, tail that of several of which the last n are marked f32, and wide that
+// of what is.
 func (u *use) low() exec.Form { return exec.Form{Half: u.half} }
 
 func (u *use) tail(n int) exec.Form {
@@ -180,8 +180,8 @@ func (u *use) instr(n *G.Node, err error, out exec.Form, args []exec.Value) (exe
 	return u.instruction(packed(u, n).Op().(*exec.Op), out, args)
 }
 
-// compiled returns the first instruction of a kind in a module of operations of Gorgonia's, on what is
-// as many of args as it takes.
+// compiled returns the first instruction of a kind in a module of operations of Gorgonia's, on what
+// is as many of args as it takes.
 func (u *use) compiled(kind exec.Kind, f func(x []*G.Node) (*G.Node, error), out exec.Form, args ...exec.Value) (exec.Instr, *exec.Frame) {
 	u.Helper()
 	sig := exectest.Signature(u.dtype)

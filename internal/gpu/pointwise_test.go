@@ -127,8 +127,8 @@ func TestFromInt(t *testing.T) {
 	})
 }
 
-// TestRandomNumbers requires the numbers of the host, those that are not normal to the bit, and that
-// dropout drops the same elements.
+// TestRandomNumbers requires the numbers of the host, those that are not normal to the bit, and
+// that dropout drops the same elements.
 func TestRandomNumbers(t *testing.T) {
 	property(t, func(rt *rapid.T, u *use) {
 		n, seed, rate := extent(rt, "n", 256, 2048), rapid.Uint64().Draw(rt, "seed"), rapid.Float64Range(0, 0.999).Draw(rt, "rate")

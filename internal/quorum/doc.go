@@ -70,25 +70,26 @@
 //
 // # Witness
 //
-// A membership may have a witness: a process that accepts values as a member does, and keeps nothing
-// else. Then a set of members can decide if it has more than half of them, or half of them and the
-// vote of the witness, or if all others are certainly dead. Half of them and the first member are
-// not enough, with or without the witness. So either half can continue, and not both: two sets that
-// need the vote of the witness have the witness in common. The proposer asks the witness last, and
-// only if its vote is needed.
+// A membership may have a witness: a process that accepts values as a member does, and keeps
+// nothing else. Then a set of members can decide if it has more than half of them, or half of them
+// and the vote of the witness, or if all others are certainly dead. Half of them and the first
+// member are not enough, with or without the witness. So either half can continue, and not both:
+// two sets that need the vote of the witness have the witness in common. The proposer asks the
+// witness last, and only if its vote is needed.
 //
 // The promises of a witness are in memory only. A witness that is started again has another ID. The
 // membership has the ID of its witness, and only the witness with this ID votes in the decision on
 // the next one: it has lived since before the membership was proposed, so it has all promises about
 // that decision. The proposer of a membership asks the witness for its ID, and the value that is
-// decided has this ID, or the last one if the witness does not answer. So a witness that was started
-// again votes when the members have agreed once without it.
+// decided has this ID, or the last one if the witness does not answer. So a witness that was
+// started again votes when the members have agreed once without it.
 //
-// A witness records no memberships. It has one acceptor for each membership whose members have asked
-// it, by a hash of number and members, and serves any number of jobs with one secret. If one half has
-// died, certainly, after the witness has accepted its value, the other half decides without the
-// witness, and does not ask it. No live process has the first value then, except for one that the
-// dead half has let in, and the claim of the number excludes that process or the others.
+// A witness records no memberships. It has one acceptor for each membership whose members have
+// asked it, by a hash of number and members, and serves any number of jobs with one secret. If one
+// half has died, certainly, after the witness has accepted its value, the other half decides
+// without the witness, and does not ask it. No live process has the first value then, except for
+// one that the dead half has let in, and the claim of the number excludes that process or the
+// others.
 //
 // # Crashes
 //

@@ -138,9 +138,9 @@ func (m *meeting) close() {
 	_ = m.witness.Close()
 }
 
-// TestWitness loses the half with rank 0, while the witness is cut off: the other half continues when
-// the witness is back. A witness that has been started again votes when the ranks have agreed once
-// without it.
+// TestWitness loses the half with rank 0, while the witness is cut off: the other half continues
+// when the witness is back. A witness that has been started again votes when the ranks have agreed
+// once without it.
 func TestWitness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := meet(t, 8)

@@ -80,9 +80,10 @@ func (x *product[T, P]) mustPackRows() bool {
 	return a.step != 1 || a.line%2 != 0 || a.line*int(unsafe.Sizeof(*new(T)))%way == 0 && x.n > 4*x.nr
 }
 
-// If A has columns along k (crossed), stripsAtOnce strips are packed at once, pairsAtOnce pairs of all
-// their rows at a time, because neighbouring columns share cache lines and pages. L2 holds a block of
-// B, the packed strips for deepCrossed ranges of k, and the columns fetched for the next strips.
+// If A has columns along k (crossed), stripsAtOnce strips are packed at once, pairsAtOnce pairs of
+// all their rows at a time, because neighbouring columns share cache lines and pages. L2 holds a
+// block of B, the packed strips for deepCrossed ranges of k, and the columns fetched for the next
+// strips.
 const (
 	stripsAtOnce = 3
 	pairsAtOnce  = 32
@@ -101,8 +102,9 @@ func (x *product[T, P]) atOnce() int {
 	return stripsAtOnce * x.mr
 }
 
-// fetch sets the addresses that the kernel requests while it multiplies a range of k that starts at lo:
-// the rows of A from row next on or, if A is crossed, a share of its columns from column end on.
+// fetch sets the addresses that the kernel requests while it multiplies a range of k that starts at
+// lo: the rows of A from row next on or, if A is crossed, a share of its columns from column end
+// on.
 func (x *product[T, P]) fetch(next, end, lo int) {
 	t := &x.tile
 	size := int(unsafe.Sizeof(*new(T)))

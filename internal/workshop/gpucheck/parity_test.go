@@ -15,8 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// TestParity trains small models on the GPUs and on the processor, from the same weights and batches.
-// Losses and, after the last step, weights are the same within rounding.
+// TestParity trains small models on the GPUs and on the processor, from the same weights and
+// batches. Losses and, after the last step, weights are the same within rounding.
 func TestParity(t *testing.T) {
 	if !isRank() {
 		inEach(t)

@@ -236,8 +236,8 @@ func TestHostsComeAndGo(t *testing.T) {
 	c.end(t)
 }
 
-// TestAnyHostComesAndGoes cuts host 0 off, and then kills it: the others go on, and take it in when it
-// is back. Alone it starts no rank, though one would do.
+// TestAnyHostComesAndGoes cuts host 0 off, and then kills it: the others go on, and take it in when
+// it is back. Alone it starts no rank, though one would do.
 func TestAnyHostComesAndGoes(t *testing.T) {
 	c := train(t, strings.Join(meet, ","), "-n", "1", "-min", "1")
 	c.goesOn(t, 3)

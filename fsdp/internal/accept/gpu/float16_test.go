@@ -76,8 +76,8 @@ func trainScaled(t *testing.T, ranks, updates int, fused, onGPU bool, cfg fsdp.C
 	return r
 }
 
-// TestGPUFloat16 compares the losses of trainings in float16 with the losses of the host in float32.
-// They differ by the roundings of float16.
+// TestGPUFloat16 compares the losses of trainings in float16 with the losses of the host in
+// float32. They differ by the roundings of float16.
 func TestGPUFloat16(t *testing.T) {
 	kit.CleanGPU(t)
 	half := fsdp.Precision{Compute: fsdp.Float16}
@@ -107,8 +107,8 @@ func TestGPUFloat16(t *testing.T) {
 }
 
 // TestGPUFloat16Overflow begins with scales that make gradients infinite. All ranks leave out the
-// same steps, each of which halves the scale. Then the training has the bits of one that begins with
-// the last scale.
+// same steps, each of which halves the scale. Then the training has the bits of one that begins
+// with the last scale.
 func TestGPUFloat16Overflow(t *testing.T) {
 	kit.CleanGPU(t)
 	for _, reduce := range []fsdp.DType{fsdp.Float32, fsdp.Float16} {
@@ -147,8 +147,8 @@ func TestGPUFloat16OverflowOfOneRank(t *testing.T) {
 	})
 }
 
-// TestGPUFloat16VirtualRanks: with virtual ranks, the bits of a training in float16 do not depend on
-// the number of GPUs.
+// TestGPUFloat16VirtualRanks: with virtual ranks, the bits of a training in float16 do not depend
+// on the number of GPUs.
 func TestGPUFloat16VirtualRanks(t *testing.T) {
 	kit.CleanGPU(t)
 	open := func(rank int) *gpu.Device {

@@ -161,8 +161,9 @@ func packed(x []float32, t comm.DType, from int) []float32 {
 	return list
 }
 
-// TestShardsIn16Bits: parameters that ranks keep in bfloat16 travel with their bits, without a kernel,
-// and sums of both types are added to gradients in bfloat16 with one rounding to the nearest.
+// TestShardsIn16Bits: parameters that ranks keep in bfloat16 travel with their bits, without a
+// kernel, and sums of both types are added to gradients in bfloat16 with one rounding to the
+// nearest.
 func TestShardsIn16Bits(t *testing.T) {
 	cuda := double(t)
 	for i, reduce := range []comm.DType{comm.Float32, comm.BFloat16, comm.Float32, comm.BFloat16} {

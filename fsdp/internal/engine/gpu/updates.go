@@ -28,8 +28,8 @@ const (
 
 var kernelNames = [kernels]string{"adam", "adam8", "adam16", "sgd", "sgd16", "scale", "fill", "largest", "squares", "average"}
 
-// has reports whether there is the kernel for values of type t. State of fewer bits, and averages of
-// values in 16 bits, are not for all types.
+// has reports whether there is the kernel for values of type t. State of fewer bits, and averages
+// of values in 16 bits, are not for all types.
 func (k kernel) has(t comm.DType) bool {
 	switch k {
 	case adam8Kernel, averageKernel:

@@ -203,9 +203,9 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// TestUpdatesIn16Bits: updates of values and gradients in bfloat16, with state of 32 and of 16 bits,
-// and of averages of such values, have the bits of the host, also if a factor of the gradients is
-// deferred. So do the norms of such vectors.
+// TestUpdatesIn16Bits: updates of values and gradients in bfloat16, with state of 32 and of 16
+// bits, and of averages of such values, have the bits of the host, also if a factor of the
+// gradients is deferred. So do the norms of such vectors.
 func TestUpdatesIn16Bits(t *testing.T) {
 	cuda := double(t)
 	devices := []*Device{open(t, Options{staging: 4096}), open(t, Options{Offload: true})}

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// amx is the target for the tiles of AMX. They multiply only bfloat16. The code around them is AVX-512.
+// amx is the target for the tiles of AMX. They multiply only bfloat16. The code around them is
+// AVX-512.
 var amx = target{name: "amx", reg: "Z", bytes: 64, masks: true, dots: true}
 
 // amxSource returns the file with the register kernel of AMX.
@@ -56,8 +57,8 @@ type tiles struct{ routine }
 // registers while k runs. A step of 32 along k is four loads and four TDPBF16PS, which take 64
 // cycles. B is loaded with TILELOADDT1: it does not evict the strip of A from L1.
 //
-// The tiles store their sums in the scratch. Vector instructions bring these sums to C while the tiles
-// compute the next 32 columns: four rows in a step. Its general registers:
+// The tiles store their sums in the scratch. Vector instructions bring these sums to C while the
+// tiles compute the next 32 columns: four rows in a step. Its general registers:
 //
 //	throughout          AX tile   R9 aline   R11 row of B   R13 ldout   R14 aheadLine
 //	in the loop on k    CX steps left   BX B   SI, R8 upper and lower rows of A   R10 ahead
