@@ -402,6 +402,10 @@ func (p *proposal) minority() error {
 	if why == nil {
 		return fmt.Errorf("the %d ranks of group %d have not agreed on the next group", n, p.now.Number)
 	}
+	if !p.members[p.self].waits { // this process follows the first one that answers, and asks none after it
+		first := slices.IndexFunc(p.members, func(s standing) bool { return s.err == nil })
+		return fmt.Errorf("ranks %v of group %d do not answer (%w), and rank %d has not decided without them: see its error", missing, p.now.Number, why, first)
+	}
 	half := "rank 0"
 	if p.now.Witness != (Member{}) {
 		half = "the witness"
