@@ -54,8 +54,8 @@
 //
 // TestReconnect changes the ranks of jobs whose other ranks connect again (comm.Reconnect): ranks
 // are killed, stopped or cut off, come back, leave, or join, alone or several together, rank 0 more
-// often than others, also while the others connect. `make simulate` makes 10,000 such events, and
-// counts them by kind. See survival for the invariants.
+// often than others, also while the others connect. Some jobs have a witness. `make simulate` makes
+// 10,000 such events, and counts them by kind. See survival for the invariants.
 //
 // # Reproducibility
 //

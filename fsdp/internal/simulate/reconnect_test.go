@@ -24,6 +24,9 @@ const (
 	returned
 	replaced
 	added
+	halved
+	witnessKilled
+	witnessAgain
 	events // their number
 	ofRank0
 	together
@@ -33,7 +36,8 @@ const (
 
 var eventTexts = [marks]string{
 	"processes killed", "stopped for up to 3 minutes", "cut off", "in a part that is cut off", "left after a step, as planned",
-	"back after a stop or a cut", "started in the place of a killed one", "started in addition", "",
+	"back after a stop or a cut", "started in the place of a killed one", "started in addition",
+	"in a half that is cut off from the other one", "times that the witness is killed", "times that the witness is started again", "",
 	"of the losses, of rank 0 of its group", "of the losses, of several ranks at once", "of the losses, while others connect again",
 }
 

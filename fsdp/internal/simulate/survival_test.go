@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -25,14 +26,17 @@ import (
 // would. Half of the killed ranks are replaced by a process on another host, and other processes
 // come in addition. Ranks also leave after a step, as planned. In some jobs the ranks wait for
 // processes that replace lost ones, and in some they also connect again after each 20 steps, to let
-// others in. In some jobs all addresses are loopback, as on one host, which is never cut. These
-// must hold, whatever is lost, and whenever:
+// others in. In some jobs all addresses are loopback, as on one host, which is never cut. Some of
+// the others have a witness, and no directory in common: the witness is killed and started again,
+// and halves of the ranks are killed or cut apart, with the witness on either side or between both.
+// These must hold, whatever is lost, and whenever:
 //
 //   - no rank hangs
 //   - after each step, the state of a rank has the bits of a job that is not disturbed
 //   - no rank makes a step twice, and all ranks of a group make the same step
 //   - once a group has formed, no earlier group makes more than the step that it has begun
-//   - in a calm job, whose losses are minorities that come one at a time, all other ranks make all steps
+//   - in a calm job, whose losses are minorities that come one at a time, all other ranks make all
+//     steps; with a witness that lives in the last two groups the losses may be halves of the group
 type survival struct {
 	seed    uint64
 	dir     string // where the ranks meet
@@ -41,12 +45,14 @@ type survival struct {
 	planned bool // the ranks connect again without a loss, too
 	oneHost bool // all addresses are loopback
 	over    chan struct{}
+	witness *witness // or nil
 
 	mu     sync.Mutex
 	ranks  []*survivor
 	size   int               // of the first group
 	live   int               // ranks that have not ended
 	groups map[int64]*formed // by a number that its ranks draw
+	latest *formed           // of them, or nil
 	survived
 	faulty []string
 }
@@ -54,6 +60,7 @@ type survival struct {
 // formed is a group that has made a step.
 type formed struct {
 	since time.Time
+	size  int
 	steps map[int]map[int]int // how often each rank has made each step
 }
 
@@ -71,6 +78,7 @@ type survivor struct {
 	done   int  // steps
 	state  int64
 	groups int
+	group  *formed // the latest
 	err    error
 	ended  bool
 }
@@ -109,6 +117,9 @@ func newSurvival(dir string, seed uint64, size int) *survival {
 		over: make(chan struct{}), groups: map[int64]*formed{}, survived: survived{jobs: 1, ranks0: size},
 	}
 	s.net = simnet.New(simnet.Config{Seed: seed, Latency: 200 * time.Microsecond, Jitter: 300 * time.Microsecond, Bandwidth: 1e9})
+	if !s.oneHost && seed%2+seed/8%2 == 1 {
+		s.witness = newWitness(s)
+	}
 	for no := range size {
 		s.start(no)
 	}
@@ -172,6 +183,9 @@ func (s *survival) fault(count *int, format string, args ...any) {
 
 // run runs the job to its end.
 func (s *survival) run(t *testing.T) {
+	if s.witness != nil {
+		defer s.witness.end()
+	}
 	s.strike()
 	select {
 	case <-s.over:
@@ -238,6 +252,10 @@ func (s *survival) strike() {
 		}
 		if s.oneHost && !s.calm && rng.IntN(4) == 0 {
 			some = list[:1+rng.IntN(len(list)-1)]
+		}
+		if s.witness != nil && rng.IntN(2) == 0 {
+			s.witness.strike(rng)
+			continue
 		}
 		switch rng.IntN(8) {
 		case 0:
@@ -306,10 +324,14 @@ var (
 
 // work makes the steps.
 func (r *survivor) work(ctx context.Context) error {
+	meet, members := "file://"+r.dir, ""
+	if r.witness != nil {
+		meet, members = "tcp://"+r.ip(0)+":29500", filepath.Join(r.dir, fmt.Sprint(r.place))
+	}
 	g, err := comm.Connect(ctx, comm.Config{
-		Rank: r.place, Size: r.size, Rendezvous: "file://" + r.dir, Job: fmt.Sprint("survival ", r.seed), Secret: secret, Listen: r.ip(r.no),
+		Rank: r.place, Size: r.size, Rendezvous: meet, Members: members, Job: fmt.Sprint("survival ", r.seed), Secret: secret, Listen: r.ip(r.no),
 		Host: fmt.Sprint("host-", r.no), Transport: comm.TCP, Timeout: limit, JoinTimeout: joinLimit, Logger: slog.New(slog.DiscardHandler),
-		Join: r.no >= r.size, ReplaceTimeout: time.Duration(r.seed%5) * 5 * time.Second,
+		Join: r.no >= r.size, Witness: r.witness.address(), ReplaceTimeout: time.Duration(r.seed%5) * 5 * time.Second,
 	})
 	for err == nil {
 		err = r.train(ctx, g)
@@ -351,9 +373,10 @@ func (r *survivor) begin(ctx context.Context, g comm.Group) (id int64, f *formed
 	r.rank = g.Rank()
 	r.done, r.state = int(first[1]), latest[0]
 	if f = r.survival.groups[first[0]]; f == nil {
-		f = &formed{time.Now(), map[int]map[int]int{}}
-		r.survival.groups[first[0]] = f
+		f = &formed{time.Now(), g.Size(), map[int]map[int]int{}}
+		r.survival.groups[first[0]], r.latest = f, f
 	}
+	r.group = f
 	return first[0], f, nil
 }
 
