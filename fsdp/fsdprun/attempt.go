@@ -38,8 +38,12 @@ func (l *launcher) attempt(s start) []ending {
 		}
 		if err != nil {
 			text := fmt.Sprintf("cannot start rank %d: %v", s.First+i, err)
-			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Tail: []string{text}})
-			l.fail(a, text)
+			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Vain: s.Late, Tail: []string{text}})
+			if s.Late {
+				l.screen.say("%s; the others go on without it", text)
+			} else {
+				l.fail(a, text)
+			}
 			break
 		}
 	}
@@ -93,10 +97,10 @@ func (l *launcher) exited(a *attempt, r *rank) {
 	l.lookAt(a)
 	r.end.Join = r.join
 	a.ended = append(a.ended, r.end)
+	r.end.Vain = r.late && r.join != launch.Joined && r.end.failed()
 	switch {
 	case a.asked || !r.end.failed() || l.replaced(a, r):
-	case r.late && r.join != launch.Joined: // the others may be well
-		r.end.Vain = true
+	case r.end.Vain: // the others may be well
 		l.screen.say("rank %d: %s; it had not joined, the others go on without it", r.number, r.end)
 	default:
 		l.fail(a, fmt.Sprintf("rank %d: %s", r.number, r.end))

@@ -122,6 +122,7 @@ type holder struct {
 	after    func(time.Duration) <-chan time.Time
 	hello    auth.Hello
 	host     string // address on which rank 0 serves
+	port     string // of the last start; only used by run
 	listen   string // "" on one host
 	server   *store.Server
 
@@ -318,26 +319,29 @@ func (h *holder) receive(e heard) {
 
 // deliver sends the orders to the other hosts, and returns the orders for this one.
 func (h *holder) deliver() (mine []order) {
-	var port string
+	chosen := false // a port, for the start in h.out
 	for len(h.out) > 0 {
 		m := h.out[0]
 		h.out = h.out[1:]
-		if m.Start != nil && port == "" {
-			var err error
-			if port, err = freePort(h.host); err != nil {
+		var err error
+		switch {
+		case m.Start == nil:
+		case m.Start.Late:
+			if m.Start.Members, err = h.memberFiles(); err != nil {
+				m.order = order{End: true, Exit: exitError, Say: err.Error()}
+				delete(h.members, m.to) // no rank of it runs
+				h.advance()
+			}
+		case !chosen:
+			if h.port, err = freePort(h.host); err != nil {
 				h.out = nil
 				h.finish(exitError, err.Error())
 				continue
 			}
+			chosen = true
 		}
 		if m.Start != nil {
-			m.Start.Host, m.Start.Port = h.host, port
-		}
-		if m.Start != nil && m.Start.Late {
-			var err error
-			if m.Start.Members, err = h.memberFiles(); err != nil {
-				m.order = order{End: true, Exit: exitError, Say: err.Error()}
-			}
+			m.Start.Host, m.Start.Port = h.host, h.port
 		}
 		if m.to == h.self {
 			if m.Start != nil {

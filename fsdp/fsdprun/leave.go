@@ -71,7 +71,7 @@ func (m *meeting) join(host int, o offer) {
 // numbers after all others, and join when these call comm.Reconnect.
 func (m *meeting) readmit(host, ranks int) {
 	h := m.members[host]
-	h.busy, h.parting = true, true // it ends with the status of its ranks
+	h.busy, h.late = true, true
 	first := m.size
 	m.size += ranks
 	var numbers []int
@@ -79,7 +79,9 @@ func (m *meeting) readmit(host, ranks int) {
 		numbers = append(numbers, rank)
 	}
 	m.say(fmt.Sprintf("host %d has joined: starting %s, to join when the others call comm.Reconnect", host, text.Numbered("rank", numbers)))
-	m.tell(host, order{Start: &start{Count: m.count - 1, Job: m.name, First: first, Ranks: ranks, Size: m.size, Node: host, Nodes: m.hosts, Late: true}})
+	m.tell(host, order{Start: &start{
+		Count: m.count - 1, Job: m.name, First: first, Ranks: ranks, Size: max(m.size, m.hosts), Node: host, Nodes: m.hosts, Late: true,
+	}})
 	m.tell(host, order{Joined: true})
 }
 

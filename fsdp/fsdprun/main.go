@@ -141,7 +141,8 @@
 //     this host has -max ranks. This is not a failure and uses up no restart.
 //     With -replace the ranks go on if they have joined. fsdprun starts the
 //     processes that this host lacks. They join when the program calls
-//     comm.Reconnect, for which it asks comm.Joining after its steps.
+//     comm.Reconnect, for which it asks comm.Joining after its steps. Their
+//     numbers follow this host's last rank, and another host may have them, too.
 //
 // # Hosts that leave or join
 //

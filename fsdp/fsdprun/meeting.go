@@ -82,7 +82,8 @@ type member struct {
 	ranks   int  // number to run
 	busy    bool // its ranks run
 	leaving bool // and these ranks are its last ones
-	parting bool // it ends with its ranks, and the ranks of the other hosts go on
+	parting bool // and the ranks of the other hosts go on
+	late    bool // its ranks join those of the other hosts; if these go on, it ends with its ranks
 	joins   joins
 	ended   []*ending
 }
@@ -192,7 +193,7 @@ func (m *meeting) end(host int, list []ending) {
 	for i := range list {
 		h.ended = append(h.ended, &list[i])
 	}
-	if h.parting {
+	if h.parting || h.late && m.asked == unasked {
 		m.dismiss(host, h.ended)
 		return
 	}
@@ -212,6 +213,8 @@ func (m *meeting) grow(host int, h *member) {
 		m.tell(host, order{Say: fmt.Sprintf("asked to grow, but %d ranks are already running", h.ranks)})
 	case m.asked != unasked:
 		m.tell(host, order{Say: "asked to grow, but the ranks are ending"})
+	case m.continues():
+		m.tell(host, order{Say: "asked to grow, but no rank of this host has joined the others, which go on"})
 	case m.running:
 		more := m.size - h.ranks + h.Most
 		h.ranks = h.Most
@@ -413,7 +416,7 @@ func (m *meeting) start(ranks map[int]int, total int) {
 	}
 	first, node := 0, 0
 	for host, h := range m.inOrder {
-		h.busy, h.ranks, h.ended, h.joins = true, ranks[host], nil, joins{}
+		h.busy, h.late, h.ranks, h.ended, h.joins = true, false, ranks[host], nil, joins{}
 		o := order{Start: &start{
 			Count: m.count, Failures: m.failures, Job: m.name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
 		}}

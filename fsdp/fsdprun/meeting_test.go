@@ -301,6 +301,8 @@ func TestMeetingGoesOn(t *testing.T) {
 	s.tell(1, ask(2, 2)) // they do not catch the signal
 	require.Contains(t, s.said(), "host 1 leaves: SIGTERM; the ranks of the other hosts go on\n")
 	s.come(1, 2)
+	s.members[1].Most = 3
+	s.tell(1, report{Signal: growSignal}) // stops no rank
 	s.tell(1, well(6, 2))
 	require.Equal(t, []string{"1 exit 143", "1 j: ranks 6+2 of 8, host 1 of 3", "1 exit 0"}, s.orders())
 	s.tell(2, report{Gone: "x"})
@@ -311,6 +313,18 @@ func TestMeetingGoesOn(t *testing.T) {
 	s.tell(0, report{Ended: []ending{{Code: 7, Early: true}, {Rank: 1}}})
 	require.Contains(t, s.said(), "not restarting: ranks of a host that has disconnected may still run\n")
 	require.Equal(t, []string{"0 terminated", "0 exit 7"}, s.orders())
+
+	s = three(t, 0, 0) // a rank of a host that has come back joins, and fails
+	s.replace, s.members[0].Replace = 1, 1
+	s.tell(2, joined)
+	s.tell(1, report{Signal: syscall.SIGTERM})
+	s.tell(1, ask(2, 2))
+	s.come(1, 1)
+	s.tell(1, report{Failed: "rank 6"})
+	s.tell(1, report{Ended: []ending{{Rank: 6, Code: 7, Early: true}}})
+	s.tell(0, well(0, 2))
+	s.tell(2, well(4, 2))
+	require.Equal(t, []string{"1 exit 143", "1 j: ranks 6+1 of 7, host 1 of 3", "0 terminated", "1 terminated", "2 terminated", "0 exit 7", "1 exit 7", "2 exit 7"}, s.orders())
 
 	s = three(t, 0, 0)
 	s.replace, s.members[0].Replace = 1, 1

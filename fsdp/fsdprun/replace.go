@@ -68,6 +68,8 @@ func (l *launcher) grown(a *attempt) bool {
 	return true
 }
 
+var errNoDirectory = errors.New("-replace needs a temporary directory")
+
 // replaceEnviron returns the variables with which a rank and the process in its place find each
 // other.
 func (l *launcher) replaceEnviron(a *attempt, late bool) ([]string, error) {
@@ -75,7 +77,7 @@ func (l *launcher) replaceEnviron(a *attempt, late bool) ([]string, error) {
 	case l.replace == 0:
 		return nil, nil
 	case a.dir == "":
-		return nil, errors.New("-replace needs a temporary directory")
+		return nil, errNoDirectory
 	}
 	dir := a.membersDir()
 	env := []string{launch.JoinRunning + "=" + fmt.Sprint(late)}
@@ -123,8 +125,11 @@ func (l *launcher) readMembers() (map[string][]byte, error) {
 
 // placeMembers writes the files that another host has read.
 func (l *launcher) placeMembers(a *attempt) error {
-	if !a.Late {
+	switch {
+	case !a.Late:
 		return nil
+	case a.dir == "":
+		return errNoDirectory
 	}
 	err := os.MkdirAll(a.membersDir(), 0o700)
 	for name, b := range a.Members {

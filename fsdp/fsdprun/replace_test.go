@@ -132,6 +132,39 @@ func TestLetIn(t *testing.T) {
 	require.Contains(t, r.err.String(), "asked to grow: starting rank 2, to join when the others call comm.Reconnect\n")
 }
 
+// The ranks wait for SIGTERM, and let no process in. SIGTERM kills a process that waits to join.
+func init() {
+	scripts["keep out"] = func(e launch.Env) int {
+		ctx := context.Background()
+		interrupt, stop := ctx, func() {}
+		if !e.Join {
+			interrupt, stop = comm.Interrupt(ctx)
+		}
+		defer stop()
+		g, err := comm.FromEnv(ctx)
+		if err == nil {
+			fmt.Printf("rank %d of %d\n", g.Rank(), g.Size())
+			<-interrupt.Done()
+			err = g.Close()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
+}
+
+// TestKeptOut ends a job in which a process still waits to join: the job has succeeded.
+func TestKeptOut(t *testing.T) {
+	r := begin(t, "keep out", strings.NewReader(""), []string{"-n", "2", "-max", "3", "-replace", "1"})
+	r.await(2, "of 2")
+	r.signals <- syscall.SIGUSR1
+	r.err.await("asked to grow: starting rank 2, to join when")
+	r.signals <- syscall.SIGTERM
+	require.Zero(t, <-r.status, &r.err)
+}
+
 // TestLeave lets a rank leave as planned: nothing replaces it, and the others do not wait for that.
 func TestLeave(t *testing.T) {
 	for rank, transport := range []string{"tcp", "shm"} {
