@@ -25,7 +25,7 @@ import (
 // it. They keep their order, and the settings of old. The caller still closes old, as soon as it
 // does not need it any more: Close waits for ranks that may be alive.
 //
-//	g, err := comm.Reconnect(ctx, old)   // on each rank that is left; g.Rank() and g.Size() may differ from old's
+//	g, err := comm.Reconnect(ctx, old) // on each rank that is left; its rank and size may differ
 //
 // The ranks that are left agree on the ranks of the new group, and any of them may be lost
 // meanwhile, rank 0 included: then they agree again. Two parts of a network that is cut never both

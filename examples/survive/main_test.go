@@ -203,8 +203,8 @@ func TestSurviveHosts(t *testing.T) {
 	require.NotEqual(t, pids[0], pids[1])
 }
 
-// TestSurviveGrowth starts a third process beside two ranks. It becomes rank 2, and the losses are
-// the same as without it. All three leave after the next loss.
+// TestSurviveGrowth starts two ranks, and a third process that joins them. It becomes rank 2, and
+// the losses are the same as without it. All three leave after the next loss.
 func TestSurviveGrowth(t *testing.T) {
 	t.Setenv(programVariable, "1")
 	dir := t.TempDir()

@@ -42,17 +42,19 @@
 //	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; hosts are in the order of -node-rank,
 //	                                              and the host that holds the meeting is the first
 //	NODE_RANK GROUP_RANK GROUP_WORLD_SIZE         the place of its host among those that are there
-//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: a free port of the host that holds the meeting
+//	MASTER_ADDR MASTER_PORT                       where rank 0 serves, on the host that holds the meeting
 //	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name and number of the start, from 0
 //	FSDP_SECRET                                   on one host a random key, if there is none
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
-//	FSDP_RENDEZVOUS FSDP_JOIN FSDP_REPLACE        with -replace: the directory where ranks meet; true in a process that replaces a rank
-//	FSDP_MEMBERS                                  with -replace on several hosts: a directory of this host, by which that process finds the others
+//	FSDP_RENDEZVOUS FSDP_JOIN FSDP_REPLACE        with -replace: the directory where ranks meet;
+//	                                              true in a process that replaces a rank
+//	FSDP_MEMBERS                                  with -replace on several hosts: a directory of
+//	                                              this host, by which that process finds the others
 //	FSDP_WITNESS                                  from -witness
-//	FSDP_JOINS                                    files by which it tells fsdprun whether it has joined the others
-//	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
+//	FSDP_JOINS                                    a file that tells fsdprun whether it has joined
+//	FSDP_COLUMNS                                  width of a line on a terminal, without -log-dir
 //	FSDP_TRACE                                    from -trace
 //	FSDP_HASHES                                   from -hashes
 //	FSDP_STRAGGLERS                               from -stragglers

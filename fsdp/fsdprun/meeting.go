@@ -15,7 +15,7 @@ import (
 
 // The meeting decides which ranks of a job start when. Host 0 holds it, in its fsdprun, or one of
 // the candidates if -rdzv has several addresses: see candidate.go. A job on one host is a meeting
-// of one.
+// with one member.
 //
 //	host h                                     holder
 //	  | -- join: how many ranks I can run ------->  |
@@ -83,7 +83,7 @@ type member struct {
 	busy    bool // its ranks run
 	leaving bool // and these ranks are its last ones
 	parting bool // and the ranks of the other hosts go on
-	late    bool // its ranks join those of the other hosts; if these go on, it ends with its ranks
+	late    bool // its ranks join the ranks of the other hosts; the host ends with its ranks while the others go on
 	joins   joins
 	ended   []*ending
 }

@@ -2,7 +2,7 @@
 //
 //	group, err := comm.FromEnv(ctx)          // carries agreements and checkpoints
 //	dev, err := gpu.OpenLocal(group)         // the GPU of this rank
-//	m, err := fsdp.Wrap(model, fsdp.Config{Group: group, Device: dev, Precision: fsdp.Precision{Compute: fsdp.BFloat16}})
+//	m, err := fsdp.Wrap(model, fsdp.Config{Group: group, Device: dev, Precision: fsdp.BF16()})
 //	… m.Close(); dev.Close()
 //
 // Everything else is the same as on the processor: the model, the optimizer, the checkpoint files,
@@ -25,8 +25,8 @@
 //
 //   - On hosts whose GPUs are connected by NVSwitch, NCCL may sum in the switches (its algorithms
 //     NVLS and NVLSTree), in the order in which terms arrive.
-//   - NCCL may divide a sum differently if the launch has other sums. Neighbouring reductions share a
-//     launch, and Prefetch and InFlight decide which ones are neighbours.
+//   - NCCL may divide a sum differently if the launch has other sums. Neighbouring reductions share
+//     a launch, and Prefetch and InFlight decide which ones are neighbours.
 //
 // The field Deterministic of Device excludes both. Another number of ranks has other bits, except
 // with VirtualRanks of [fsdp.Config]: then NCCL sums nothing, and the two cases do not arise. Ranks

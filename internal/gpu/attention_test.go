@@ -191,7 +191,7 @@ func TestFlashAttention(t *testing.T) {
 	require.Equal(t, major == 9 && minor == 0, m.Engine.Hopper)
 	type family struct {
 		hopper, float16 bool
-		rounding        float64 // relative to that of bfloat16
+		rounding        float64 // relative to the rounding of bfloat16
 	}
 	families := []family{{rounding: 1}, {float16: true, rounding: 1. / 8}}
 	if m.Engine.Hopper {

@@ -30,7 +30,7 @@ var storages = []struct {
 }
 
 // property checks operations on values of random shapes, stored in any way, that may be views.
-// Extents are around those of warps and blocks.
+// Extents are around the sizes of warps and blocks.
 func property(t *testing.T, f func(rt *rapid.T, u *use)) {
 	m := gputest.New(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -132,8 +132,8 @@ func (u *use) set(v exec.Value, f func(i int, x float64) float64) {
 
 func (u *use) number() half.BFloat16 { return half.ToBFloat16(float32(u.rand.NormFloat64())) }
 
-// low is the form of values, tail that of several of which the last n are marked f32, and wide that
-// of what is.
+// low is the form of values, tail the form of several values of which the last n are marked f32,
+// and wide the form of values that are marked so.
 func (u *use) low() exec.Form { return exec.Form{Half: u.half} }
 
 func (u *use) tail(n int) exec.Form {

@@ -209,8 +209,8 @@ func TestWitnessBetween(t *testing.T) {
 	}
 }
 
-// TestWitnessOnOneSide cuts two halves, one of which reaches the witness: it continues. A rank of the
-// other half that follows another one does not count the ranks that are left.
+// TestWitnessOnOneSide cuts two halves, one of which reaches the witness: it continues. A rank of
+// the other half that follows another one does not count the ranks that are left.
 func TestWitnessOnOneSide(t *testing.T) {
 	for side := range 2 {
 		synctest.Test(t, func(t *testing.T) {

@@ -21,9 +21,9 @@ import (
 //	reduced in every pass    0 2 4 6    1 3 5 7    over the ranks: 0+1, 2+3, …, then over the passes
 //	inside NoSync            0 1 2 3    4 5 6 7    over the passes: (0+1)+(2+3), then over the ranks
 //
-// Aligned leaves are a branch if there are 2^k of them. So ranks that sum what they reduce in every
-// pass are a power of two, or a step inside NoSync has a power of two of passes on each rank. With
-// one rank, or one pass, there is only one sum.
+// 2^k aligned leaves are a branch. So ranks that sum gradients in every pass are a power of two, or
+// a step inside NoSync has a power of two of passes on each rank. With one rank, or one pass, there
+// is only one sum.
 //
 // The sum over passes is kept as a binary counter: after n passes there is a sum of 2^k leaves for
 // each bit k of n. The last pass adds the kept sums, the smallest first, which gives the same tree.

@@ -78,8 +78,8 @@ func (w *witness) strike(rng *rand.Rand) {
 	}
 }
 
-// halve kills one half of the ranks of the latest group, or cuts the halves apart. The group has ranks
-// that an earlier event has struck, if they are back.
+// halve kills one half of the ranks of the latest group, or cuts the halves apart. The group has
+// ranks that an earlier event has struck, if they are back.
 func (w *witness) halve(rng *rand.Rand) {
 	w.mu.Lock()
 	list := slices.DeleteFunc(slices.Clone(w.ranks), func(r *survivor) bool { return r.ended || r.groups == 0 || r.group != w.latest })
@@ -115,8 +115,8 @@ func (w *witness) halve(rng *rand.Rand) {
 	w.later(lasting, returned, -1)
 }
 
-// TestHalve strikes half of a group of eight ranks, four of which are back after an earlier event, and
-// nobody if ranks of the group have ended, as the others are no halves then.
+// TestHalve strikes half of a group of eight ranks, four of which are back after an earlier event.
+// It strikes no rank if ranks of the group have ended: the others are no halves then.
 func TestHalve(t *testing.T) {
 	for seed := range uint64(10) {
 		for _, ended := range []int{0, 2} {

@@ -190,7 +190,7 @@ func TestGPUFloat16Results(t *testing.T) {
 	})
 }
 
-// TestGPUFloat16Errors names what Float16 needs, and what it cannot be combined with.
+// TestGPUFloat16Errors: a setting that Float16 lacks, or cannot have, is an error with its name.
 func TestGPUFloat16Errors(t *testing.T) {
 	for text, cfg := range map[string]fsdp.Config{
 		"Config.Precision.Compute is float16, which needs Config.Device":                  {Precision: fsdp.Precision{Compute: fsdp.Float16}},

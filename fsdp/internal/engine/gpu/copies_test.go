@@ -98,7 +98,7 @@ func TestCopies(t *testing.T) {
 					require.NoError(rt, v.Swap(other))
 				case "swapped":
 					require.NoError(rt, other.Swap(v))
-				case "place": // what the caller writes there
+				case "place": // the caller writes there
 					at, w, err := nccl.Placed(v).Place()
 					require.NoError(rt, err)
 					if v.b.pinned == nil {

@@ -13,7 +13,7 @@
 //	              keeps copies of parameters in bfloat16, staging.go reads and writes vectors, norms.go
 //	              computes norms, muon.go the update of matrices
 //	trace.go      reports of collectives for observers
-//	links.go      link: the communicator of a group of ranks, and the goroutine that watches all of them
+//	links.go      link: the communicator of a group, and the goroutine that watches all of them
 //
 // # Streams
 //

@@ -175,9 +175,9 @@ func (x *training) same(t *testing.T, s gpudouble.Schedule, l lane, without int,
 
 // TestLeftOut: every wait of a pass is needed, and they are enough. With all of them the same bits
 // come out of a training when collectives run as late as waits allow, and when they run as early.
-// Without one of the second step they do not, on work if collectives are late, on the wire if they
-// are early, and on replicas in one of the two. Of the larger training it is every third wait,
-// unless FSDP_TEST_FAULTS is all.
+// Without one wait of the second step, bits differ: a wait of the work if collectives are late, a
+// wait of the wire if they are early, and a wait of replicas in one of the two cases. The larger
+// training leaves out every third wait, or every one if FSDP_TEST_FAULTS is all.
 func TestLeftOut(t *testing.T) {
 	cuda, _ := doubles(t)
 	require.NoError(t, blaslt.Load(gpudouble.Build(t).CUBLASLT))

@@ -47,7 +47,7 @@ type links struct {
 	mu      sync.Mutex
 	list    []*link // in the order of creation
 	tell    func(transport.Flight)
-	queues  [lanes]queue   // of what is in flight
+	queues  [lanes]queue   // of collectives in flight
 	events  []*nccl.Event  // unused ones
 	wake    chan struct{}  // holds one signal: something is in flight
 	quit    chan struct{}  // ends the goroutine that watches; nil without links

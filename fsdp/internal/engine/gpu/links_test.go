@@ -72,7 +72,7 @@ func caught(f func() error) (err error) {
 	return f()
 }
 
-// world runs f on n ranks at once, and closes what they have. A rank whose f fails ends its team,
+// world runs f on n ranks at once, and closes their links. A rank whose f fails ends its team,
 // as an engine does. It returns what f returns.
 func world(t testing.TB, boots []comm.Group, o Options, f func(m *member) error) []error {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -473,8 +473,8 @@ func TestClosedAtOnce(t *testing.T) {
 	}
 }
 
-// TestTurns: what a Device gives to NCCL comes after what another one of the same GPU has given
-// before, but not once that is closed.
+// TestTurns: a Device gives a collective to NCCL after the collectives that another Device of the
+// same GPU has given before, but does not wait for a Device that is closed.
 func TestTurns(t *testing.T) {
 	cuda, _ := doubles(t)
 	turns := make([]Turns, 2) // by rank

@@ -45,8 +45,8 @@ func (l *links) report(n [lanes]int) error {
 }
 
 // report reports the first n flights, which had ended now. The collectives of one launch run
-// together, after those of the launch before. If the end of the launch before was noticed late,
-// they begin at that late time.
+// together, after the launch before. If the host has noticed the end of that launch late, they
+// begin at that late time.
 func (q *queue) report(n int, now time.Time, tell func(transport.Flight)) error {
 	for i := range q.flights[:n] {
 		launch := q.flights[i:n]

@@ -15,8 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// TestWatch: who watches is told of all collectives, in their order. What is launched together has
-// moved together, and behind what was launched before, however late the host has seen that.
+// TestWatch: an observer gets all collectives, in their order. Collectives of one launch have moved
+// together, and after the launch before, however late the host has noticed its end.
 func TestWatch(t *testing.T) {
 	cuda, _ := doubles(t)
 	cuda.Delay(3*time.Millisecond, 1)
